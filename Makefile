@@ -1,0 +1,41 @@
+# make demo   install, then show clustered federated learning on handwritten digits
+# make test   install, then run everything that guards the project
+
+PYTHON ?= python3
+VENV ?= .venv
+INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test format figure clean
+
+demo: $(VENV)/installed
+	$(VENV)/bin/fedbranch demo
+
+test: $(VENV)/installed-dev
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest --numprocesses 2
+
+format: $(VENV)/installed-dev
+	$(VENV)/bin/ruff format
+	$(VENV)/bin/ruff check --fix
+
+figure: $(VENV)/installed-dev
+	$(VENV)/bin/python docs/figures/demo.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("fedbranch needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/python pyproject.toml constraints.txt
+	@echo "Installing fedbranch into $(VENV) ..."
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(INSTALL) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,101 @@
+"""Clustered federated learning: one model that branches where the clients' data disagree.
+
+The names that train models are loaded, with PyTorch, when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from fedbranch.core import theory
+from fedbranch.core.bipartition import (
+    Bipartition,
+    Hierarchy,
+    bipartition,
+    hierarchy,
+    separation_gap,
+)
+from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
+from fedbranch.data.clients import ClientData, federate
+from fedbranch.errors import (
+    DamagedFile,
+    FedbranchError,
+    InvalidExperiment,
+    InvalidUpdate,
+    UnusableRun,
+)
+from fedbranch.rules import Decision, Evidence, NeverSplit, Rule, Thresholds
+from fedbranch.runs import Round, RunFolder
+from fedbranch.server import RoundRecord, Routing, Server, Task, Update
+from fedbranch.tree import Descent, Node, ParameterTree
+
+if TYPE_CHECKING:
+    from fedbranch.client import LocalTraining, sgd
+    from fedbranch.sim import Run, fedavg, ifca, local, oracle, simulate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bipartition",
+    "ClientData",
+    "DamagedFile",
+    "Decision",
+    "Descent",
+    "Evidence",
+    "FedbranchError",
+    "Hierarchy",
+    "InvalidExperiment",
+    "InvalidUpdate",
+    "LocalTraining",
+    "NeverSplit",
+    "Node",
+    "ParameterTree",
+    "Round",
+    "RoundRecord",
+    "Routing",
+    "Rule",
+    "Run",
+    "RunFolder",
+    "Server",
+    "Task",
+    "Thresholds",
+    "UnusableRun",
+    "Update",
+    "bipartition",
+    "cosine_error_bound",
+    "cosine_similarity",
+    "fedavg",
+    "federate",
+    "hierarchy",
+    "ifca",
+    "local",
+    "norms",
+    "oracle",
+    "separation_gap",
+    "sgd",
+    "simulate",
+    "theory",
+    "weighted_mean",
+]
+
+_NEEDS_TORCH = {
+    "LocalTraining": "fedbranch.client",
+    "sgd": "fedbranch.client",
+    "Run": "fedbranch.sim",
+    "fedavg": "fedbranch.sim",
+    "ifca": "fedbranch.sim",
+    "local": "fedbranch.sim",
+    "oracle": "fedbranch.sim",
+    "simulate": "fedbranch.sim",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _NEEDS_TORCH:
+        return getattr(import_module(_NEEDS_TORCH[name]), name)
+    raise AttributeError(f"module 'fedbranch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,126 @@
+"""A state on disk: one JSON file and the tensors that belong to it, replaced together.
+
+``state.json`` names every tensor file by the SHA-256 of its content and is itself put in
+place last, by one rename. Whatever moment a crash picks, the folder holds either the old
+state or the new one. Tensors that did not change are not written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedbranch.errors import DamagedFile
+
+__all__ = ["JSON", "Tensors", "read_checkpoint", "replace_file", "write_checkpoint"]
+
+JSON = dict[str, Any]  # what json.loads gives back; there is no useful static type for it
+Tensors = dict[str, NDArray[Any]]
+
+SCHEMA = 1
+STATE_FILE = "state.json"
+
+
+def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, Tensors]) -> None:
+    """Put a state and its tensors in place of what the folder held.
+
+    Parameters
+    ----------
+    folder
+        Made if it is not there.
+    kind
+        What the state describes; :func:`read_checkpoint` insists on the same word.
+    state
+        Anything JSON can say. NaN and infinity are refused.
+    files
+        Tensors by file, so that those which never change stay in files that never change.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest: dict[str, dict[str, str]] = {}
+    for name, tensors in files.items():
+        if not tensors:
+            continue
+        content = safetensors.numpy.save({k: np.ascontiguousarray(v) for k, v in tensors.items()})
+        digest = hashlib.sha256(content).hexdigest()
+        file_name = f"{name}-{digest[:16]}.safetensors"
+        manifest[name] = {"file": file_name, "sha256": digest}
+        if not (folder / file_name).exists():
+            replace_file(folder / file_name, content)
+    document = {"schema": SCHEMA, "kind": kind, "tensors": manifest, "state": state}
+    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+    replace_file(folder / STATE_FILE, text.encode())
+
+    current = {entry["file"] for entry in manifest.values()}
+    for path in folder.glob("*.safetensors"):
+        if path.name not in current:
+            path.unlink()
+
+
+def read_checkpoint(folder: Path, kind: str) -> tuple[JSON, dict[str, Tensors]]:
+    """Read what :func:`write_checkpoint` wrote.
+
+    Raises
+    ------
+    DamagedFile
+        If a file is missing, was cut or changed, or is not of this kind.
+    """
+    path = folder / STATE_FILE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        schema, found_kind = document["schema"], document["kind"]
+        manifest, state = document["tensors"], document["state"]
+        entries = [(name, entry["file"], entry["sha256"]) for name, entry in manifest.items()]
+    except FileNotFoundError:
+        raise DamagedFile(f"{path} does not exist; there is no saved {kind} in {folder}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"{path} cannot be read as a saved {kind}: {error!r}") from error
+    if schema != SCHEMA:
+        raise DamagedFile(
+            f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}"
+        )
+    if found_kind != kind:
+        raise DamagedFile(f"{path} holds a saved {found_kind}, not a {kind}")
+    return state, {
+        name: _read_tensors(folder, file_name, digest) for name, file_name, digest in entries
+    }
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that its name always stands for all of the old or all of the new content."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read_tensors(folder: Path, file_name: str, digest: str) -> Tensors:
+    # The name comes from a file that anybody may have edited; it must not lead elsewhere.
+    if file_name != Path(file_name).name:
+        raise DamagedFile(f"{folder / STATE_FILE} names the file {file_name!r} outside its folder")
+    path = folder / file_name
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedFile(f"{path} is missing; {folder / STATE_FILE} needs it") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise DamagedFile(f"{path} was cut or changed: its SHA-256 is not the one recorded")
+    return safetensors.numpy.load(content)

@@ -1,0 +1,168 @@
+"""The command line: parse, call, print. Results go to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+import fedbranch
+from fedbranch.errors import FedbranchError, InvalidExperiment
+from fedbranch.experiment import Experiment, preset_names
+from fedbranch.report.comparison import compare
+from fedbranch.report.terminal import print_comparison
+from fedbranch.runs import Round, RunFolder, next_free_folder
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Clustered federated learning: one model that branches where the clients' data disagree.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder of the run.  [default: the next free runs/NAME-1, -2, ...]"),
+]
+Seed = Annotated[int | None, typer.Option(help="Instead of the experiment's seed.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def main() -> None:
+    """Run the command line; expected errors are one line and an exit code."""
+    try:
+        app()
+    except InvalidExperiment as error:
+        _fail(error, 2)
+    except (FedbranchError, OSError) as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    print(f"fedbranch: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Say the version, where asked."""
+    if version:
+        print(fedbranch.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(out: Out = None, seed: Seed = None, as_json: AsJSON = False) -> None:
+    """Watch 20 clients with four kinds of swapped labels branch into four clusters."""
+    _run_experiment(Experiment.preset("demo"), "demo", out, seed, as_json)
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|PRESET", help=f"A TOML file, or one of: {', '.join(preset_names())}."
+        ),
+    ],
+    out: Out = None,
+    seed: Seed = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Run an experiment."""
+    path = Path(experiment)
+    is_file = path.suffix == ".toml" or path.exists()
+    loaded = Experiment.load(path) if is_file else Experiment.preset(experiment)
+    _run_experiment(loaded, path.stem, out, seed, as_json)
+
+
+@app.command()
+def resume(run_path: RunPath, as_json: AsJSON = False) -> None:
+    """Go on with an interrupted run, to the same result to the bit."""
+    folder = RunFolder(run_path)
+    about = folder.about.get("about") or {}
+    if "experiment" not in about:
+        raise InvalidExperiment(
+            f"{run_path} was not made by `fedbranch run`; resume it from Python with "
+            "simulate(..., folder=..., resume=True)"
+        )
+    experiment = Experiment.from_json(about["experiment"])
+    _finish(experiment, run_path, as_json, resume=True)
+
+
+@app.command()
+def show(run_path: RunPath, as_json: AsJSON = False) -> None:
+    """Print a run's tree, its table beside the baselines and the reason for every split."""
+    _print(RunFolder(run_path), as_json)
+
+
+def _run_experiment(
+    experiment: Experiment, name: str, out: Path | None, seed: int | None, as_json: bool
+) -> None:
+    if seed is not None:
+        experiment = experiment.with_seed(seed)
+    folder = out if out is not None else next_free_folder("runs", name)
+    _finish(experiment, folder, as_json, resume=False)
+
+
+def _finish(experiment: Experiment, folder: Path, as_json: bool, *, resume: bool) -> None:
+    try:
+        with _progress(experiment) as on_round:
+            run_folder = experiment.run(folder, resume=resume, on_round=on_round)
+    except KeyboardInterrupt:
+        print(f"fedbranch: interrupted; continue with: fedbranch resume {folder}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    _print(run_folder, as_json)
+
+
+def _print(run_folder: RunFolder, as_json: bool) -> None:
+    comparison = compare(run_folder)
+    if as_json:
+        print(json.dumps(comparison.to_json(), indent=2))
+    else:
+        print_comparison(comparison, Console())
+
+
+@contextmanager
+def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
+    """Show a bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        TextColumn("round {task.completed}/{task.total}"),
+        TextColumn("{task.fields[news]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        tasks = {
+            method: progress.add_task(method, total=experiment.rounds, start=False, news="")
+            for method in experiment.methods
+        }
+
+        def on_round(method: str, entry: Round) -> None:
+            task = tasks[method]
+            if entry.record.round == 1:
+                progress.start_task(task)
+            num_clusters = len(entry.record.cluster_sizes)
+            news = f"{num_clusters} cluster{'s' if num_clusters != 1 else ''}"
+            progress.update(task, completed=entry.record.round, news=news)
+
+        yield on_round
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The mathematics: pure functions on arrays of any Array API library."""

@@ -1,0 +1,219 @@
+"""What a client holds, and how one data set becomes a federation of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedbranch.core.geometry import to_numpy
+from fedbranch.data.groups import Transform
+from fedbranch.data.partition import Rows, iid
+
+__all__ = ["ClientData", "Examples", "Partition", "federate"]
+
+Partition: TypeAlias = Callable[..., list[Rows]]
+
+
+class Examples(NamedTuple):
+    """Inputs and targets, one row for each example."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+
+
+class Pairs(Protocol):
+    """A map-style dataset: ``dataset[i]`` is an input and its target."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's data.
+
+    Parameters
+    ----------
+    train
+        ``(x, y)``, arrays or tensors with one row for each example; or a dataset whose
+        items are such pairs, for example a ``torch.utils.data.Dataset``.
+    test
+        The same, held out for evaluation.
+    group
+        Its true group, where that is known. Used to judge the clusters, never to find them.
+    joins, leaves
+        The first round in which it takes part, and the first in which it no longer does.
+
+    Examples
+    --------
+    >>> ClientData(train=([[0.0], [1.0]], [0, 1]), group="a").train.x.shape
+    (2, 1)
+    """
+
+    train: Examples
+    test: Examples | None = None
+    group: str | None = None
+    joins: int = 1
+    leaves: int | None = None
+
+    def __init__(
+        self,
+        train: tuple[ArrayLike, ArrayLike] | Pairs,
+        test: tuple[ArrayLike, ArrayLike] | Pairs | None = None,
+        *,
+        group: str | None = None,
+        joins: int = 1,
+        leaves: int | None = None,
+    ) -> None:
+        if joins < 1 or (leaves is not None and leaves <= joins):
+            raise ValueError(
+                f"joins is {joins} and leaves {leaves}; rounds count from 1 and a client leaves "
+                "after it has joined"
+            )
+        values = {
+            "train": _as_examples(train, "train"),
+            "test": None if test is None else _as_examples(test, "test"),
+            "group": group,
+            "joins": joins,
+            "leaves": leaves,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def takes_part(self, in_round: int) -> bool:
+        """Say whether the client is there in a round."""
+        return self.joins <= in_round and (self.leaves is None or in_round < self.leaves)
+
+
+def federate(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    num_clients: int,
+    groups: Sequence[Transform] = (),
+    group_of: Sequence[int] | None = None,
+    partition: Partition = iid,
+    held_out: Literal["shared", "own"] = "shared",
+    test_fraction: float = 0.2,
+    seed: int,
+) -> dict[str, ClientData]:
+    """Deal one data set out to clients in groups.
+
+    Parameters
+    ----------
+    x, y
+        One row for each example.
+    num_clients
+        How many clients to make.
+    groups
+        A transform for each group; without any there is one group that sees the data as
+        they are.
+    group_of
+        The group of each client, by its position in ``groups``. By default the groups take
+        turns.
+    partition
+        ``partition(labels, num_clients, seed=seed)`` gives the rows of each client.
+    held_out
+        ``"shared"``: every client is tested on all test rows, seen through its group's
+        transform, as in the paper. ``"own"``: on a part of its own rows.
+    test_fraction
+        The share of rows that is held out, in (0, 1).
+    seed
+        The same seed gives the same federation.
+
+    Returns
+    -------
+    dict
+        Client id -> data.
+
+    Examples
+    --------
+    >>> from fedbranch.data import digits, label_swaps
+    >>> clients = federate(*digits(), num_clients=4, groups=label_swaps(2, seed=0), seed=0)
+    >>> [(client_id, client.group) for client_id, client in clients.items()]
+    [('client-0', '0'), ('client-1', '1'), ('client-2', '0'), ('client-3', '1')]
+    """
+    rows = Examples(to_numpy(np.asarray(x)), to_numpy(np.asarray(y)))
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
+    if held_out not in ("shared", "own"):
+        raise ValueError(f"held_out is {held_out!r}; it must be 'shared' or 'own'")
+    num_groups = max(1, len(groups))
+    chosen = [i % num_groups for i in range(num_clients)] if group_of is None else list(group_of)
+    if len(chosen) != num_clients or not all(0 <= group < num_groups for group in chosen):
+        raise ValueError(
+            f"group_of is {chosen}; name one of the {num_groups} groups, counted from 0, for each "
+            f"of the {num_clients} clients"
+        )
+    split_seed, part_seed, *noise_seeds = _independent_seeds(seed, 2 + 2 * num_clients)
+    all_rows = np.arange(len(rows.y))
+    if held_out == "shared":
+        train_rows, test_rows = _split_off(all_rows, test_fraction, split_seed)
+        parts = [train_rows[part] for part in partition(rows.y[train_rows], num_clients, seed=part_seed)]
+        tests = [test_rows] * num_clients
+    else:
+        whole = partition(rows.y, num_clients, seed=part_seed)
+        pairs = [_split_off(part, test_fraction, split_seed) for part in whole]
+        parts, tests = [train for train, _ in pairs], [test for _, test in pairs]
+
+    digits = len(str(num_clients - 1))
+    clients = {}
+    for i, group in enumerate(chosen):
+        seen = [
+            _see(rows, part, groups, group, noise_seeds[2 * i + which])
+            for which, part in enumerate((parts[i], tests[i]))
+        ]
+        clients[f"client-{i:0{digits}d}"] = ClientData(*seen, group=str(group))
+    return clients
+
+
+def _see(
+    rows: Examples, part: Rows, groups: Sequence[Transform], group: int, seed: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    x, y = rows.x[part], rows.y[part]
+    return groups[group](x, y, np.random.default_rng(seed)) if groups else (x, y)
+
+
+def _split_off(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    num_test = min(max(1, round(len(rows) * fraction)), len(rows) - 1)
+    if num_test < 1:
+        raise ValueError(f"{len(rows)} row(s) cannot be split into training and test rows")
+    order = np.random.default_rng(seed).permutation(rows)
+    return np.sort(order[num_test:]), np.sort(order[:num_test])
+
+
+def _independent_seeds(seed: int, count: int) -> list[int]:
+    return [int(s) for s in np.random.SeedSequence(seed).generate_state(count, np.uint64)]
+
+
+def _as_examples(data: tuple[ArrayLike, ArrayLike] | Pairs, name: str) -> Examples:
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise ValueError(f"{name} is a tuple of {len(data)}; pass inputs and targets (x, y)")
+        examples = Examples(*(_as_array(part) for part in data))
+    else:
+        items = [data[i] for i in range(len(data))]
+        if not items:
+            raise ValueError(f"{name} has no examples; every client needs at least one")
+        examples = Examples(
+            np.stack([_as_array(x) for x, _ in items]), np.stack([_as_array(y) for _, y in items])
+        )
+    if examples.x.ndim == 0 or examples.y.ndim == 0 or len(examples.x) != len(examples.y):
+        raise ValueError(
+            f"{name} has inputs of shape {examples.x.shape} and targets of shape "
+            f"{examples.y.shape}; they need one row for each example"
+        )
+    if len(examples.x) == 0:
+        raise ValueError(f"{name} has no examples; every client needs at least one")
+    return examples
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    array = to_numpy(value) if hasattr(value, "__array__") else np.asarray(value)
+    # Python floats become float64, for which almost no model is made.
+    return array.astype(np.float32) if array.dtype == np.float64 else array

@@ -1,0 +1,40 @@
+"""What can go wrong that no argument check could have caught.
+
+::
+
+    FedbranchError
+    ├── InvalidUpdate       a client's reply cannot be used; the server refuses it and goes on
+    ├── InvalidExperiment   an experiment file asks for something that does not exist
+    ├── DamagedFile         a file of ours is missing, incomplete or was changed
+    └── UnusableRun         a run folder is not one, is taken, or is already complete
+
+A wrong argument of a call is a ``ValueError`` or ``TypeError`` as everywhere in Python.
+"""
+
+__all__ = [
+    "DamagedFile",
+    "FedbranchError",
+    "InvalidExperiment",
+    "InvalidUpdate",
+    "UnusableRun",
+]
+
+
+class FedbranchError(Exception):
+    """Base of all errors that data, files or clients cause."""
+
+
+class InvalidUpdate(FedbranchError):
+    """A client's reply cannot be used."""
+
+
+class InvalidExperiment(FedbranchError):
+    """An experiment file asks for something that does not exist."""
+
+
+class DamagedFile(FedbranchError):
+    """A file is missing, incomplete or was changed since it was written."""
+
+
+class UnusableRun(FedbranchError):
+    """A run folder is not one, is taken, or is already complete."""

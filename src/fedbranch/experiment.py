@@ -1,0 +1,402 @@
+"""An experiment as a TOML file: read, checked as a whole, and only then run.
+
+The checks need no PyTorch, so a mistake is reported at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedbranch.checkpoint import JSON
+from fedbranch.data import (
+    ClientData,
+    Transform,
+    digits,
+    dirichlet,
+    feature_noise,
+    federate,
+    iid,
+    label_permutations,
+    label_swaps,
+    quantity_skew,
+    rotations,
+    shards,
+)
+from fedbranch.data.clients import Partition
+from fedbranch.errors import InvalidExperiment
+from fedbranch.rules import Thresholds
+from fedbranch.runs import Round, RunFolder
+
+__all__ = ["Data", "Experiment", "Model", "Training", "preset_names"]
+
+T = TypeVar("T")
+
+BaselineName = Literal["fedavg", "local", "oracle", "ifca"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """``[data]``: whose data, dealt out how, and what differs between the groups."""
+
+    num_clients: int
+    source: Literal["digits"] = "digits"
+    num_groups: int = 1
+    structure: Literal[
+        "none", "label-swap", "label-permutation", "rotation", "feature-noise"
+    ] = "none"
+    noise: float = 0.3  # of the noisiest group, for feature-noise
+    partition: Literal["iid", "dirichlet", "shards", "quantity-skew"] = "iid"
+    alpha: float = 0.5  # for dirichlet
+    shards_per_client: int = 2  # for shards
+    ratio: float = 10.0  # of the largest to the smallest client, for quantity-skew
+    held_out: Literal["shared", "own"] = "shared"
+    test_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        _require("num_clients", self.num_clients, self.num_clients >= 1, "at least 1")
+        _require(
+            "num_groups",
+            self.num_groups,
+            1 <= self.num_groups <= self.num_clients,
+            f"between 1 and num_clients = {self.num_clients}",
+        )
+        _require("noise", self.noise, self.noise > 0, "positive")
+        _require("alpha", self.alpha, self.alpha > 0, "positive")
+        _require("shards_per_client", self.shards_per_client, self.shards_per_client >= 1, "at least 1")
+        _require("ratio", self.ratio, self.ratio >= 1, "at least 1")
+        _require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "between 0 and 1")
+        if self.structure == "none" and self.num_groups > 1:
+            raise ValueError(
+                f"structure is 'none' with num_groups = {self.num_groups}; name what differs "
+                "between the groups, such as 'label-swap'"
+            )
+
+    def clients(self, seed: int) -> dict[str, ClientData]:
+        """Make the clients."""
+        structures: dict[str, Callable[[], list[Transform]]] = {
+            "none": list,
+            "label-swap": lambda: label_swaps(self.num_groups, seed=seed),
+            "label-permutation": lambda: label_permutations(self.num_groups, seed=seed),
+            "rotation": lambda: rotations(self.num_groups),
+            "feature-noise": lambda: feature_noise(self.num_groups, standard_deviation=self.noise),
+        }
+        partitions: dict[str, Partition] = {
+            "iid": iid,
+            "dirichlet": partial(dirichlet, alpha=self.alpha),
+            "shards": partial(shards, shards_per_client=self.shards_per_client),
+            "quantity-skew": partial(quantity_skew, ratio=self.ratio),
+        }
+        return federate(
+            *digits(),
+            num_clients=self.num_clients,
+            groups=structures[self.structure](),
+            partition=partitions[self.partition],
+            held_out=self.held_out,
+            test_fraction=self.test_fraction,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """``[model]``: what is trained."""
+
+    name: Literal["logistic-regression", "mlp", "cnn"] = "mlp"
+    hidden: tuple[int, ...] = (32,)
+    channels: tuple[int, ...] = (16, 32)  # for cnn
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "channels"):
+            widths = getattr(self, name)
+            _require(name, list(widths), all(width >= 1 for width in widths), "widths of at least 1")
+        if self.name == "cnn":
+            _require("hidden", list(self.hidden), len(self.hidden) == 1, "one width for a cnn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """``[training]``: how clients train."""
+
+    learning_rate: float
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 20
+    compare: Literal["update", "gradient"] = "update"
+
+    def __post_init__(self) -> None:
+        _require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
+        _require("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(
+                f"epochs is {self.epochs} and steps {self.steps}; give exactly one of them"
+            )
+        for name in ("epochs", "steps"):
+            value = getattr(self, name)
+            _require(name, value, value is None or value >= 1, "at least 1")
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError(f"momentum is {self.momentum}; adam has its own, leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that a run depends on.
+
+    Examples
+    --------
+    >>> Experiment.preset("demo").data.num_clients
+    20
+    """
+
+    rounds: int
+    data: Data
+    training: Training
+    rule: Thresholds
+    model: Model = field(default_factory=Model)
+    seed: int = 0
+    participation: float = 1.0
+    weighting: Literal["examples", "equal"] = "examples"
+    evaluate_every: int = 1
+    checkpoint_every: int = 10
+    baselines: tuple[BaselineName, ...] = ("fedavg",)
+
+    def __post_init__(self) -> None:
+        _require("rounds", self.rounds, self.rounds >= 1, "at least 1")
+        _require("seed", self.seed, self.seed >= 0, "at least 0")
+        _require("participation", self.participation, 0 < self.participation <= 1, "in (0, 1]")
+        _require("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1")
+        _require(
+            "checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 1, "at least 1"
+        )
+        _require(
+            "baselines",
+            list(self.baselines),
+            len(set(self.baselines)) == len(self.baselines),
+            "without repetitions",
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Experiment:
+        """Read an experiment from a TOML file.
+
+        Raises
+        ------
+        InvalidExperiment
+            Naming the field, its value and what is allowed.
+        """
+        try:
+            return cls.parse(Path(path).read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidExperiment(f"{path} cannot be read: {error}") from error
+
+    @classmethod
+    def preset(cls, name: str) -> Experiment:
+        """Load one of the experiments that come with fedbranch."""
+        if name not in preset_names():
+            close = difflib.get_close_matches(name, preset_names(), n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise InvalidExperiment(
+                f"there is no file and no preset {name!r}; {hint}presets: {', '.join(preset_names())}"
+            )
+        return cls.parse(_presets().joinpath(f"{name}.toml").read_text(encoding="utf-8"), name)
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Experiment:
+        """Read an experiment from TOML; the name is for messages."""
+        try:
+            return cls.from_json(tomllib.loads(text))
+        except (tomllib.TOMLDecodeError, InvalidExperiment) as error:
+            raise InvalidExperiment(f"{name}: {error}") from error
+
+    @classmethod
+    def from_json(cls, table: JSON) -> Experiment:
+        """Rebuild an experiment from what :meth:`to_json` gave."""
+        return _fill(cls, table, "")
+
+    def to_json(self) -> JSON:
+        """Describe the experiment with all its defaults."""
+        return _without_none(asdict(self))
+
+    def with_seed(self, seed: int) -> Experiment:
+        """Give the same experiment with another seed."""
+        try:
+            return replace(self, seed=seed)
+        except ValueError as error:
+            raise InvalidExperiment(str(error)) from error
+
+    @property
+    def methods(self) -> list[str]:
+        """What is run, in order."""
+        return ["cfl", *self.baselines]
+
+    def run(
+        self,
+        folder: Path,
+        *,
+        resume: bool = False,
+        on_round: Callable[[str, Round], None] = lambda _method, _round: None,
+    ) -> RunFolder:
+        """Run clustered federated learning and the baselines.
+
+        Parameters
+        ----------
+        folder
+            Becomes the run folder, with the baselines' run folders inside.
+        resume
+            Go on where the run in that folder was interrupted.
+        on_round
+            Called with the method's name after each of its rounds.
+        """
+        from fedbranch import sim
+        from fedbranch.client import LocalTraining, sgd
+
+        clients = self.data.clients(self.seed)
+        some_client = next(iter(clients.values()))
+        shape, num_classes = some_client.train.x.shape[1:], 10
+        model = {
+            "logistic-regression": partial(sim.logistic_regression),
+            "mlp": partial(sim.mlp, hidden=self.model.hidden),
+            "cnn": partial(sim.cnn, channels=self.model.channels, hidden=self.model.hidden[-1])
+            if self.model.hidden
+            else None,
+        }[self.model.name]
+        assert model is not None  # Model checks that a cnn has a hidden width
+        if self.training.optimizer == "adam":
+            import torch
+
+            optimizer = partial(
+                torch.optim.Adam,
+                lr=self.training.learning_rate,
+                weight_decay=self.training.weight_decay,
+            )
+        else:
+            optimizer = sgd(
+                self.training.learning_rate,
+                momentum=self.training.momentum,
+                weight_decay=self.training.weight_decay,
+            )
+        methods: dict[str, Callable[..., sim.Run]] = {
+            "cfl": partial(sim.simulate, rule=self.rule),
+            "fedavg": sim.fedavg,
+            "local": sim.local,
+            "oracle": sim.oracle,
+            "ifca": partial(sim.ifca, num_clusters=self.data.num_groups),
+        }
+        for method in self.methods:
+            method_folder = folder if method == "cfl" else folder / "baselines" / method
+            methods[method](
+                model(shape, num_classes, seed=self.seed),
+                clients,
+                rounds=self.rounds,
+                training=LocalTraining(
+                    optimizer=optimizer,
+                    epochs=self.training.epochs,
+                    steps=self.training.steps,
+                    batch_size=self.training.batch_size,
+                    send_gradient=self.training.compare == "gradient",
+                ),
+                seed=self.seed,
+                participation=self.participation,
+                weighting=self.weighting,
+                evaluate_every=self.evaluate_every,
+                checkpoint_every=self.checkpoint_every,
+                folder=method_folder,
+                resume=resume,
+                about={"experiment": self.to_json()},
+                on_round=partial(on_round, method),
+            )
+        return RunFolder(folder)
+
+
+def preset_names() -> list[str]:
+    """Name the experiments that come with fedbranch."""
+    return sorted(
+        path.name.removesuffix(".toml")
+        for path in _presets().iterdir()
+        if path.name.endswith(".toml")
+    )
+
+
+def _presets() -> Any:  # importlib's Traversable moved between modules in Python 3.11 and 3.14
+    return resources.files("fedbranch").joinpath("presets")
+
+
+def _require(name: str, value: object, is_allowed: bool, allowed: str) -> None:
+    if not is_allowed:
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def _without_none(table: JSON) -> JSON:
+    """TOML has no null: what is not set is left out."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _fill(cls: type[T], table: object, where: str) -> T:
+    """Make a dataclass from a TOML table, or say which entry is wrong and why."""
+    if not isinstance(table, dict):
+        raise InvalidExperiment(f"{where or 'the file'} is {table!r}; it must be a table")
+    prefix = f"{where}." if where else ""
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]  # T is a dataclass
+    hints = get_type_hints(cls)
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
+            raise InvalidExperiment(f"{prefix}{key} = {table[key]!r} is not a setting; {hint}")
+    missing = [
+        name
+        for name, item in known.items()
+        if name not in table and item.default is MISSING and item.default_factory is MISSING
+    ]
+    if missing:
+        raise InvalidExperiment(f"{prefix}{missing[0]} is missing; it has no default")
+    values = {key: _typed(hints[key], value, prefix + key) for key, value in table.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise InvalidExperiment(f"{prefix}{error}") from error
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """Check a TOML value against a field's type; give it as the dataclass wants it."""
+    origin = get_origin(hint)
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        return _fill(hint, value, where)
+    if origin in (Union, UnionType):
+        (hint,) = (option for option in get_args(hint) if option is not NoneType)
+        return _typed(hint, value, where)
+    if origin is Literal:
+        if value in get_args(hint):
+            return value
+        allowed = "one of " + ", ".join(repr(option) for option in get_args(hint))
+    elif origin is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_typed(get_args(hint)[0], item, where) for item in value)
+        allowed = "a list"
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        allowed = "a number"
+    else:
+        assert hint is int
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        allowed = "a whole number"
+    raise InvalidExperiment(f"{where} is {value!r}; it must be {allowed}")

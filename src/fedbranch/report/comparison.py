@@ -1,0 +1,126 @@
+"""What a run came to: its clusters, its splits with their reasons, and the methods beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fedbranch.checkpoint import JSON
+from fedbranch.rules import Decision
+from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
+from fedbranch.tree import ParameterTree
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+    """A run and its baselines, ready to be shown.
+
+    Attributes
+    ----------
+    run
+        The run folder.
+    tree
+        As saved last.
+    history
+        All rounds.
+    final
+        Method -> client id -> metrics at the end. The run itself is ``"cfl"``.
+    true_groups
+        Client id -> its true group, for those whose group is known.
+    """
+
+    run: RunFolder
+    tree: ParameterTree
+    history: list[Round]
+    final: dict[str, Evaluation]
+    true_groups: dict[str, str]
+
+    @property
+    def metric(self) -> str:
+        """The measure to show: the first that is not the loss, or else the loss."""
+        names = [name for metrics in self.final["cfl"].values() for name in metrics]
+        return next((name for name in names if name != "loss"), "loss")
+
+    @property
+    def splits(self) -> list[Decision]:
+        """Every split, in order."""
+        return [decision for entry in self.history for decision in entry.record.splits]
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Client id -> how many of its replies were refused."""
+        return Counter(client_id for entry in self.history for client_id in entry.record.refused)
+
+    def groups_at(self, node_id: int) -> Counter[str]:
+        """True group -> number of its clients in a cluster."""
+        return Counter(
+            self.true_groups[client_id]
+            for client_id in self.tree.cluster(node_id)
+            if client_id in self.true_groups
+        )
+
+    @property
+    def finds_true_groups(self) -> bool | None:
+        """Whether the leaves are exactly the true groups; None if those are not known."""
+        client_ids = self.tree.client_ids
+        if not client_ids or any(client_id not in self.true_groups for client_id in client_ids):
+            return None
+        found = {frozenset(self.tree.members(leaf.id)) for leaf in self.tree.leaves}
+        by_group: dict[str, set[str]] = {}
+        for client_id in client_ids:
+            by_group.setdefault(self.true_groups[client_id], set()).add(client_id)
+        return found - {frozenset()} == {frozenset(ids) for ids in by_group.values()}
+
+    def mean(self, method: str, client_ids: list[str]) -> float | None:
+        """Average the shown metric over clients, under a method."""
+        return mean_by_metric(self.final[method], client_ids).get(self.metric)
+
+    def to_json(self) -> JSON:
+        """Give everything that the terminal shows, for machines."""
+        leaves = {str(leaf.id): self.tree.members(leaf.id) for leaf in self.tree.leaves}
+        return {
+            "run": str(self.run.path),
+            "is_complete": self.run.is_complete,
+            "rounds": len(self.history),
+            "metric": self.metric,
+            "clusters": leaves,
+            "finds_true_groups": self.finds_true_groups,
+            "splits": [
+                {
+                    "round": split.round,
+                    "node_id": split.node_id,
+                    "reason": split.reason,
+                    "measurements": dict(split.measurements),
+                    "groups": [list(group) for group in split.groups],
+                }
+                for split in self.splits
+            ],
+            "refused": dict(self.refused),
+            "mean": {
+                method: {
+                    "overall": self.mean(method, self.tree.client_ids),
+                    "clusters": {leaf: self.mean(method, ids) for leaf, ids in leaves.items()},
+                }
+                for method in self.final
+            },
+        }
+
+
+def compare(run: RunFolder) -> Comparison:
+    """Read a run folder and those of its baselines."""
+    return Comparison(
+        run=run,
+        tree=run.tree(),
+        history=run.history(),
+        final={
+            "cfl": run.final_evaluation(),
+            **{name: baseline.final_evaluation() for name, baseline in run.baselines.items()},
+        },
+        true_groups={
+            client["id"]: client["group"]
+            for client in run.about["clients"]
+            if client["group"] is not None
+        },
+    )

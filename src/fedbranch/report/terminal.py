@@ -1,0 +1,97 @@
+"""A run as text: the tree of clusters, the table beside the baselines, the reasons."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from fedbranch.report.comparison import Comparison
+from fedbranch.tree import Node
+
+__all__ = ["print_comparison"]
+
+METHOD_TITLES = {
+    "cfl": "clustered (CFL)",
+    "fedavg": "plain FL",
+    "local": "alone",
+    "oracle": "oracle",
+    "ifca": "IFCA (told k)",
+}
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print everything there is to see about a run."""
+    console.print(_cluster_tree(comparison))
+    console.print(_table(comparison))
+    console.print(_reasons(comparison))
+    if comparison.refused:
+        total = comparison.refused.total()
+        console.print(f"Refused {total} replies of {len(comparison.refused)} clients.")
+    match comparison.finds_true_groups:
+        case True:
+            console.print("The clusters are exactly the true groups.")
+        case False:
+            console.print("The clusters differ from the true groups.")
+    if not comparison.run.is_complete:
+        console.print(
+            f"Not complete after round {len(comparison.history)}; continue with: "
+            f"fedbranch resume {escape(str(comparison.run.path))}",
+            soft_wrap=True,
+        )
+    console.print(f"Run folder: {escape(str(comparison.run.path))}", soft_wrap=True)
+
+
+def _cluster_tree(comparison: Comparison) -> Tree:
+    def grow(branch: Tree, node: Node) -> Tree:
+        for child_id in node.child_ids:
+            child = comparison.tree[child_id]
+            grow(branch.add(_node_label(comparison, child)), child)
+        return branch
+
+    root = comparison.tree.root
+    return grow(Tree(_node_label(comparison, root)), root)
+
+
+def _node_label(comparison: Comparison, node: Node) -> Text:
+    num_clients = len(comparison.tree.cluster(node.id))
+    label = Text(f"{'leaf' if node.is_leaf else 'node'} {node.id}", "bold green" if node.is_leaf else "bold")
+    label.append(f"  {num_clients} client{'s' if num_clients != 1 else ''}", "not bold default")
+    groups = comparison.groups_at(node.id)
+    if groups:
+        parts = ", ".join(f"{group} x{count}" for group, count in sorted(groups.items()))
+        label.append(f"  (true groups: {parts})", "dim")
+    if node.split_in_round is not None:
+        label.append(f"  split in round {node.split_in_round}", "yellow")
+    return label
+
+
+def _table(comparison: Comparison) -> Table:
+    # Baselines from weak to strong, ours beside the one it starts from.
+    order = ["local", "fedavg", "cfl", "ifca", "oracle"]
+    methods = [name for name in order if name in comparison.final]
+    table = Table(title=f"{comparison.metric} on held-out data, mean over clients")
+    table.add_column("cluster")
+    table.add_column("clients", justify="right")
+    for method in methods:
+        table.add_column(METHOD_TITLES[method], justify="right", style="bold" * (method == "cfl"))
+    rows = [(f"leaf {leaf.id}", comparison.tree.members(leaf.id)) for leaf in comparison.tree.leaves]
+    for name, client_ids in [*rows, ("all", comparison.tree.client_ids)]:
+        if name == "all":
+            table.add_section()
+        means = [comparison.mean(method, client_ids) for method in methods]
+        table.add_row(
+            name,
+            str(len(client_ids)),
+            *("-" if mean is None else f"{mean:.3f}" for mean in means),
+        )
+    return table
+
+
+def _reasons(comparison: Comparison) -> Text:
+    lines = [
+        f"Round {split.round}, node {split.node_id}: {split.reason}" for split in comparison.splits
+    ]
+    return Text("\n".join(lines) if lines else "No cluster was split.")

@@ -1,0 +1,228 @@
+"""The run folder: the contract between whoever trains and whoever reports.
+
+::
+
+    RUN/
+      run.json        what was run: method, seed, rounds, settings, clients
+      history.jsonl   one line for each round: what was decided, refused, measured
+      state/          the server, as saved last; the run goes on from here
+      summary.json    written when the run is complete
+      baselines/NAME/ run folders of the methods that it is compared with
+
+Nothing in it depends on the clock or the machine: same seed, same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from fedbranch.checkpoint import JSON, STATE_FILE, read_checkpoint, replace_file
+from fedbranch.errors import DamagedFile, UnusableRun
+from fedbranch.rules import Decision
+from fedbranch.server import RoundRecord, Routing, Server
+from fedbranch.tree import ParameterTree
+
+__all__ = ["Evaluation", "Round", "RunFolder", "mean_by_metric", "next_free_folder"]
+
+SCHEMA = 1
+
+Evaluation = Mapping[str, Mapping[str, float | None]]  # client id -> metric -> value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A round as it stands in the history: what happened, and how good the models then were."""
+
+    record: RoundRecord
+    evaluation: Evaluation = field(default_factory=dict)
+
+    def to_json(self) -> JSON:
+        """Give the round as one line of the history."""
+        return {**self.record.to_json(), "evaluation": self.evaluation}
+
+    @classmethod
+    def from_json(cls, line: JSON) -> Round:
+        """Rebuild a round from its line."""
+        record = RoundRecord(
+            round=line["round"],
+            decisions=tuple(
+                Decision(**{**d, "groups": tuple(tuple(g) for g in d["groups"])})
+                for d in line["decisions"]
+            ),
+            refused=line["refused"],
+            routed=tuple(
+                Routing(**{**r, "similarities": {int(k): v for k, v in r["similarities"].items()}})
+                for r in line["routed"]
+            ),
+            joined=tuple(line["joined"]),
+            left=tuple(line["left"]),
+            cluster_sizes={int(k): v for k, v in line["cluster_sizes"].items()},
+            metrics=line["metrics"],
+        )
+        return cls(record=record, evaluation=line["evaluation"])
+
+
+class RunFolder:
+    """A run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.about: JSON = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            schema = self.about["schema"]
+        except FileNotFoundError:
+            raise UnusableRun(f"{self.path} is not a run folder: it has no run.json") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedFile(f"{self.path / 'run.json'} cannot be read: {error!r}") from error
+        if schema != SCHEMA:
+            raise UnusableRun(
+                f"{self.path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}"
+            )
+
+    @classmethod
+    def create(cls, path: str | Path, about: JSON) -> RunFolder:
+        """Start a run in a folder that is empty or not there yet."""
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UnusableRun(f"{folder} already holds something; choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_json(folder / "run.json", {"schema": SCHEMA, **about})
+        return cls(folder)
+
+    @property
+    def baselines(self) -> dict[str, RunFolder]:
+        """Name -> run of each method that this run is compared with."""
+        found = sorted((self.path / "baselines").glob("*/run.json"))
+        return {path.parent.name: RunFolder(path.parent) for path in found}
+
+    # Training writes
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a server has been saved."""
+        return (self.path / "state" / STATE_FILE).exists()
+
+    def append(self, entry: Round) -> None:
+        """Add a round to the history."""
+        line = json.dumps(entry.to_json(), sort_keys=True, allow_nan=False)
+        with self._history_path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def save_server(self, server: Server) -> None:
+        """Save the server; the history up to its round is on disk when this returns."""
+        if self._history_path.exists():
+            with self._history_path.open("rb") as file:
+                os.fsync(file.fileno())
+        server.save(self.path / "state")
+
+    def truncate_history(self, num_rounds: int) -> None:
+        """Drop the rounds after a number of them, as if they had not happened."""
+        entries = self.history(num_rounds) if num_rounds else []
+        if len(entries) != num_rounds:
+            raise DamagedFile(
+                f"{self._history_path} has {len(entries)} of the {num_rounds} rounds that the saved "
+                "server has done"
+            )
+        lines = [json.dumps(e.to_json(), sort_keys=True, allow_nan=False) + "\n" for e in entries]
+        replace_file(self._history_path, "".join(lines).encode())
+
+    def finish(self, summary: JSON) -> None:
+        """Mark the run as complete."""
+        _write_json(self.path / "summary.json", summary)
+
+    # Reporting reads
+
+    def history(self, num_rounds: int | None = None) -> list[Round]:
+        """Read the rounds so far, or the first ones.
+
+        A last line without its end is the trace of a crash and does not count.
+        """
+        entries: list[Round] = []
+        if not self._history_path.exists():
+            return entries
+        with self._history_path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if number == num_rounds or not line.endswith("\n"):
+                    if line.endswith("\n"):
+                        entries.append(self._parsed(line, number))
+                    break
+                entries.append(self._parsed(line, number))
+        return entries
+
+    def _parsed(self, line: str, number: int) -> Round:
+        try:
+            entry = Round.from_json(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedFile(f"{self._history_path} line {number} cannot be read: {error!r}") from error
+        if entry.record.round != number:
+            raise DamagedFile(f"{self._history_path} line {number} is round {entry.record.round}")
+        return entry
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has ended."""
+        return (self.path / "summary.json").exists()
+
+    @property
+    def summary(self) -> JSON:
+        """What the run came to."""
+        try:
+            summary: JSON = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UnusableRun(
+                f"{self.path} is not complete; continue it with: fedbranch resume {self.path}"
+            ) from None
+        except ValueError as error:
+            raise DamagedFile(f"{self.path / 'summary.json'} cannot be read: {error!r}") from error
+        return summary
+
+    def tree(self) -> ParameterTree:
+        """Load the parameter tree as it was saved last."""
+        state, files = read_checkpoint(self.path / "state", "server")
+        try:
+            return ParameterTree.from_state(state["tree"], files)
+        except (KeyError, TypeError) as error:
+            raise DamagedFile(f"{self.path / 'state'} holds no tree: {error!r}") from error
+
+    def final_evaluation(self) -> Evaluation:
+        """Give the last evaluation in the history; empty if there was none."""
+        evaluations = [entry.evaluation for entry in self.history() if entry.evaluation]
+        return evaluations[-1] if evaluations else {}
+
+    @property
+    def _history_path(self) -> Path:
+        return self.path / "history.jsonl"
+
+
+def mean_by_metric(evaluation: Evaluation, client_ids: list[str]) -> dict[str, float]:
+    """Average each metric over clients, every client alike; those without it are left out.
+
+    Examples
+    --------
+    >>> mean_by_metric({"a": {"accuracy": 0.5}, "b": {"accuracy": 1.0}}, ["a", "b"])
+    {'accuracy': 0.75}
+    """
+    values: dict[str, list[float]] = {}
+    for client_id in client_ids:
+        for name, value in evaluation.get(client_id, {}).items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return {name: fmean(numbers) for name, numbers in values.items()}
+
+
+def next_free_folder(parent: str | Path, name: str) -> Path:
+    """Give the first of NAME-1, NAME-2, ... that is not there yet."""
+    number = 1
+    while (Path(parent) / f"{name}-{number}").exists():
+        number += 1
+    return Path(parent) / f"{name}-{number}"
+
+
+def _write_json(path: Path, document: JSON) -> None:
+    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
+    replace_file(path, text.encode())

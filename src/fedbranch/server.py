@@ -1,0 +1,657 @@
+"""The server: clustered federated learning as a state machine over rounds.
+
+Every client has a position in the parameter tree. At a leaf it trains: it gets the leaf's
+parameters, and its update is averaged into them. At an inner node it descends: it gets
+that node's frozen parameters, and its update is compared with the cached ones to choose a
+child. So newcomers, clients that were absent when their cluster split, and partial
+participation need no code of their own.
+
+A cluster's parameters move, or it splits, only by updates that were computed at exactly
+those parameters; while a rule asks to hold, they stand still and updates are collected.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoint
+from fedbranch.core.geometry import Array, to_numpy, weighted_mean
+from fedbranch.errors import DamagedFile, InvalidUpdate
+from fedbranch.rules import Decision, Evidence, Rule, rule_from_state, rule_to_state
+from fedbranch.tree import ParameterTree, Vector
+
+__all__ = ["Aggregate", "RoundRecord", "Routing", "Server", "Task", "Update"]
+
+Aggregate = Callable[[Array, Array], Array]
+
+# No sane update comes near this; sums of such numbers would leave float32.
+LARGEST_ENTRY = 1e30
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """What a client is asked to do in a round: train at these parameters and send the update.
+
+    Attributes
+    ----------
+    node_id
+        The client's position.
+    params, buffers
+        Displacements from the initial model: the client trains at θ0 + params. Read-only.
+    base
+        Names these parameters; comes back with the :class:`Update`.
+    purpose
+        ``"train"`` if the update will be averaged, ``"route"`` if it decides on a child.
+    """
+
+    node_id: int
+    params: Vector
+    buffers: Vector
+    base: str
+    purpose: Literal["train", "route"]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """A client's reply.
+
+    Attributes
+    ----------
+    vector
+        Shape (num_params,): parameters after training minus before.
+    num_examples
+        How many examples the client trained on: its weight |D_i|.
+    metrics
+        Numbers that the client reports, by name.
+    buffers
+        Shape (num_buffers,): buffers after minus before.
+    base
+        ``task.base`` of the task that it answers. Without it the reply counts as the
+        answer to this round's task.
+    signal
+        Shape (num_params,): what to compare instead of ``vector``, for a server with
+        ``compare="signal"``, for example the negative full-batch gradient.
+    """
+
+    vector: Array
+    num_examples: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    buffers: Array | None = None
+    base: str | None = None
+    signal: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """A client's step down the tree, with its similarity to each side."""
+
+    client_id: str
+    from_node: int
+    to_node: int
+    similarities: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """Everything that happened in a round.
+
+    Attributes
+    ----------
+    round
+        Counted from 1.
+    decisions
+        One for each examined cluster.
+    refused
+        Client id -> why its reply was not used.
+    routed
+        The clients that moved down the tree.
+    joined, left
+        Client ids that were new in this round, or removed before it.
+    cluster_sizes
+        Leaf -> number of clients after the round.
+    metrics
+        Client id -> what it reported. Not-finite values are None.
+    """
+
+    round: int
+    decisions: tuple[Decision, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    routed: tuple[Routing, ...] = ()
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    cluster_sizes: Mapping[int, int] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+    @property
+    def splits(self) -> tuple[Decision, ...]:
+        """The decisions that split a cluster."""
+        return tuple(decision for decision in self.decisions if decision.verdict == "split")
+
+    def to_json(self) -> JSON:
+        """Give the record as JSON can say it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reply:
+    """A reply that passed all checks."""
+
+    vector: Vector
+    compared: Vector
+    buffers: Vector
+    weight: float
+    metrics: dict[str, float | None]
+
+
+class Server:
+    """Clustered federated learning's server side, for any training loop.
+
+    Each round: :meth:`plan` says what every client is to train at, the caller lets the
+    clients do so, and :meth:`step` takes the updates.
+
+    Parameters
+    ----------
+    num_params
+        Length of the parameter vector.
+    rule
+        Decides when clusters split.
+    num_buffers
+        Length of the vector of values that are averaged but never compared.
+    weighting
+        ``"examples"``: clients count by their number of examples. ``"equal"``: all alike.
+    compare
+        ``"update"``: clusters are found from the updates. ``"signal"``: from the signal
+        that every reply then must carry.
+    aggregate
+        Maps updates (num_clients, dim) and weights (num_clients,) to one vector (dim,).
+    max_examples
+        A reply that claims more examples is refused.
+
+    Examples
+    --------
+    Two clients that pull in opposite directions get a model each:
+
+    >>> from fedbranch import Thresholds
+    >>> server = Server(1, rule=Thresholds(eps_mean=0.1, eps_max=0.5, gamma_max=0.5))
+    >>> optimum = {"a": +1.0, "b": -1.0}
+    >>> for _ in range(20):
+    ...     tasks = server.plan(["a", "b"])
+    ...     updates = {i: np.float32([optimum[i]]) - task.params for i, task in tasks.items()}
+    ...     record = server.step({i: Update(0.9 * u, num_examples=1) for i, u in updates.items() if u})
+    >>> server.clusters
+    {1: ['a'], 2: ['b']}
+    >>> [round(float(leaf.params[0]), 3) for leaf in server.tree.leaves]
+    [1.0, -1.0]
+    """
+
+    def __init__(
+        self,
+        num_params: int,
+        *,
+        rule: Rule,
+        num_buffers: int = 0,
+        weighting: Literal["examples", "equal"] = "examples",
+        compare: Literal["update", "signal"] = "update",
+        aggregate: Aggregate = weighted_mean,
+        max_examples: float = 1e9,
+    ) -> None:
+        for name, value, allowed in [
+            ("weighting", weighting, ("examples", "equal")),
+            ("compare", compare, ("update", "signal")),
+        ]:
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}; it must be one of {allowed}")
+        if not max_examples > 0:
+            raise ValueError(f"max_examples is {max_examples!r}; it must be positive")
+        self.tree = ParameterTree(num_params, num_buffers)
+        self.rule = rule
+        self.weighting = weighting
+        self.compare = compare
+        self.aggregate = aggregate
+        self.max_examples = max_examples
+        self.round = 0  # completed rounds
+        self._asked: dict[str, str] = {}  # client id -> base of its task in this round
+        self._collected: dict[int, dict[str, _Reply]] = {}  # leaf -> replies at its parameters
+        self._rounds_held: dict[int, int] = {}
+        self._joined: list[str] = []
+        self._left: list[str] = []
+
+    @property
+    def clusters(self) -> dict[int, list[str]]:
+        """Leaf -> ids of the clients that train there."""
+        return {leaf.id: self.tree.members(leaf.id) for leaf in self.tree.leaves}
+
+    @property
+    def awaited(self) -> list[str]:
+        """Clients whose answers a holding cluster is waiting for: ask them first."""
+        return sorted(
+            client_id
+            for node_id in self._rounds_held
+            for client_id in self.tree.members(node_id)
+            if client_id not in self._collected[node_id]
+        )
+
+    # A round
+
+    def plan(self, client_ids: Iterable[str]) -> dict[str, Task]:
+        """Say what each of these clients is to train at in the coming round.
+
+        Parameters
+        ----------
+        client_ids
+            The clients that can take part. Those never seen before join at the root.
+
+        Returns
+        -------
+        dict
+            Client id -> task. A client that has already answered at the parameters of a
+            holding cluster gets none.
+        """
+        ids = list(client_ids)
+        if isinstance(client_ids, str) or not all(isinstance(i, str) and i for i in ids):
+            raise TypeError(f"client_ids are {client_ids!r}; pass a list of non-empty strings")
+        twice = [client_id for client_id, count in Counter(ids).items() if count > 1]
+        if twice:
+            raise ValueError(f"clients {twice} are named more than once; name each once")
+        tasks = {}
+        for client_id in ids:
+            if client_id not in self.tree:
+                self.tree.place(client_id, self.tree.root.id)
+                self._joined.append(client_id)
+            node = self.tree[self.tree.position(client_id)]
+            if client_id in self._collected.get(node.id, {}):
+                continue
+            self._asked[client_id] = node.base
+            tasks[client_id] = Task(
+                node_id=node.id,
+                params=_read_only(node.params),
+                buffers=_read_only(node.buffers),
+                base=node.base,
+                purpose="train" if node.is_leaf else "route",
+            )
+        return tasks
+
+    def step(self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]]) -> RoundRecord:
+        """Take the clients' replies: train, route and split.
+
+        Parameters
+        ----------
+        updates
+            Client id -> update, or pairs of them in any order.
+
+        Returns
+        -------
+        RoundRecord
+            What happened and why. A reply that cannot be used is refused by itself, with
+            its reason there; the rest of the round is as if that client had been absent.
+        """
+        self.round += 1
+        refused, replies = self._accept(updates)
+        routed = self._route(replies, refused)
+        touched = {self.tree.position(client_id) for client_id in replies}
+        for client_id, reply in replies.items():
+            self._collected.setdefault(self.tree.position(client_id), {})[client_id] = reply
+        # After collecting: a client routed to a leaf trains there from the next round on.
+        for move in routed:
+            self.tree.place(move.client_id, move.to_node)
+        decisions = tuple(
+            self._examine(node_id) for node_id in sorted(touched | set(self._rounds_held))
+        )
+        record = RoundRecord(
+            round=self.round,
+            decisions=decisions,
+            refused=dict(sorted(refused.items())),
+            routed=routed,
+            joined=tuple(sorted(self._joined)),
+            left=tuple(sorted(self._left)),
+            cluster_sizes={leaf.id: self.tree.num_members(leaf.id) for leaf in self.tree.leaves},
+            metrics={client_id: reply.metrics for client_id, reply in replies.items()},
+        )
+        self._asked, self._joined, self._left = {}, [], []
+        return record
+
+    def _accept(
+        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]]
+    ) -> tuple[dict[str, str], dict[str, _Reply]]:
+        """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
+        pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
+        count = Counter(str(client_id) for client_id, _ in pairs)
+        refused: dict[str, str] = {}
+        replies: dict[str, _Reply] = {}
+        for client_id, update in sorted(pairs, key=lambda pair: str(pair[0])):
+            try:
+                if count[str(client_id)] > 1:
+                    raise InvalidUpdate(
+                        f"answered {count[str(client_id)]} times in one round; none of it is used"
+                    )
+                self._check_base(client_id, update)
+                replies[client_id] = self._checked(update)
+            except InvalidUpdate as error:
+                refused[str(client_id)] = str(error)
+        return refused, replies
+
+    def _check_base(self, client_id: str, update: Update) -> None:
+        """Refuse a reply that does not answer what the client's position asks for now."""
+        if not isinstance(update, Update):
+            raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
+        if not isinstance(client_id, str) or client_id not in self.tree:
+            raise InvalidUpdate("unknown client: no task was ever planned for it")
+        if update.base is None and client_id not in self._asked:
+            raise InvalidUpdate("no task was planned for this client in this round")
+        node = self.tree[self.tree.position(client_id)]
+        base = self._asked[client_id] if update.base is None else update.base
+        if base != node.base:
+            raise InvalidUpdate(
+                f"computed at other parameters ({base!r}) than the client's position has now "
+                f"({node.base!r})"
+            )
+        if client_id in self._collected.get(node.id, {}):
+            raise InvalidUpdate("has already answered at these parameters")
+
+    def _checked(self, update: Update) -> _Reply:
+        vector = _checked_vector(update.vector, self.tree.num_params, "update")
+        if not vector.any():
+            raise InvalidUpdate("the update is zero: the client did not train")
+        compared = vector
+        if self.compare == "signal":
+            if update.signal is None:
+                raise InvalidUpdate("the reply carries no signal, which this server compares")
+            compared = _checked_vector(update.signal, self.tree.num_params, "signal")
+        if update.buffers is None:
+            if self.tree.num_buffers:
+                raise InvalidUpdate(f"the reply lacks the {self.tree.num_buffers} buffers")
+            buffers = np.zeros(0, dtype=np.float32)
+        else:
+            buffers = _checked_vector(update.buffers, self.tree.num_buffers, "buffers")
+        weight = update.num_examples
+        if not _is_real(weight) or not 0 < weight <= self.max_examples:
+            raise InvalidUpdate(
+                f"num_examples is {weight!r}; it must be a number above 0 and at most "
+                f"{self.max_examples:g}"
+            )
+        if not isinstance(update.metrics, Mapping) or not all(
+            isinstance(name, str) and _is_real(value) for name, value in update.metrics.items()
+        ):
+            raise InvalidUpdate(f"metrics are {update.metrics!r}; send numbers by name")
+        metrics = {
+            name: float(value) if math.isfinite(value) else None
+            for name, value in update.metrics.items()
+        }
+        return _Reply(vector, compared, buffers, float(weight), metrics)
+
+    def _route(self, replies: dict[str, _Reply], refused: dict[str, str]) -> tuple[Routing, ...]:
+        """Take the replies from inner nodes out of the others and find each client's child."""
+        routed = []
+        for client_id in list(replies):
+            node = self.tree[self.tree.position(client_id)]
+            if node.is_leaf:
+                continue
+            reply = replies.pop(client_id)
+            if not self.tree.can_route(node.id):
+                refused[client_id] = f"node {node.id} has no cached updates to be routed by"
+                continue
+            child_id, similarities = self.tree.descend(node.id, reply.compared)
+            routed.append(
+                Routing(
+                    client_id=client_id,
+                    from_node=node.id,
+                    to_node=child_id,
+                    similarities=similarities,
+                )
+            )
+        return tuple(routed)
+
+    def _examine(self, node_id: int) -> Decision:
+        """Ask the rule about a cluster and do what it decides."""
+        collected = dict(sorted(self._collected[node_id].items()))
+        node = self.tree[node_id]
+        replies = list(collected.values())
+        weights = np.array([r.weight if self.weighting == "examples" else 1.0 for r in replies])
+        if not replies:  # all that answered have left since
+            decision = Decision(
+                node_id=node_id, round=self.round, verdict="train", reason="nobody has answered"
+            )
+        else:
+            compared = np.stack([r.compared for r in replies])
+            decision = self.rule.examine(
+                Evidence(
+                    node_id=node_id,
+                    round=self.round,
+                    client_ids=tuple(collected),
+                    updates=compared,
+                    weights=weights,
+                    mean_update=self.aggregate(compared, weights),
+                    num_members=self.tree.num_members(node_id),
+                    rounds_trained=node.version,
+                    rounds_held=self._rounds_held.get(node_id, 0),
+                )
+            )
+        if decision.verdict == "hold":
+            self._rounds_held[node_id] = self._rounds_held.get(node_id, 0) + 1
+            return decision
+        strangers = sorted({i for group in decision.groups for i in group} - collected.keys())
+        if strangers:
+            raise ValueError(
+                f"the rule {self.rule!r} put clients {strangers} into a group of node {node_id}; "
+                "it may only use the clients of the evidence"
+            )
+        del self._collected[node_id]
+        self._rounds_held.pop(node_id, None)
+        if decision.verdict == "split":
+            # The mean is not added: the node keeps the very parameters at which the updates
+            # on its edges were computed, and the children start from there.
+            groups = [{i: collected[i].compared for i in group} for group in decision.groups]
+            self.tree.split(node_id, groups, in_round=self.round)
+        elif replies:
+            vectors = np.stack([r.vector for r in replies])
+            buffers = np.stack([r.buffers for r in replies])
+            self.tree.advance(
+                node_id,
+                self.aggregate(vectors, weights),
+                self.aggregate(buffers, weights) if self.tree.num_buffers else None,
+            )
+        return decision
+
+    # Changes from outside
+
+    def remove(self, client_ids: Iterable[str]) -> None:
+        """Let clients leave. If one comes back it is a newcomer and finds its way down again."""
+        for client_id in self._known(client_ids):
+            self._forget_reply(client_id)
+            self.tree.remove(client_id)
+            self._left.append(client_id)
+
+    def reroute(self, client_ids: Iterable[str]) -> None:
+        """Send clients back to the root, to find their cluster anew."""
+        for client_id in self._known(client_ids):
+            self._forget_reply(client_id)
+            self.tree.place(client_id, self.tree.root.id)
+
+    def _known(self, client_ids: Iterable[str]) -> list[str]:
+        if isinstance(client_ids, str):
+            raise TypeError(f"client_ids is the string {client_ids!r}; pass a list of ids")
+        ids = list(client_ids)
+        unknown = [client_id for client_id in ids if client_id not in self.tree]
+        if unknown:
+            raise ValueError(f"clients {unknown} are not known; they never joined or have left")
+        return ids
+
+    def _forget_reply(self, client_id: str) -> None:
+        self._collected.get(self.tree.position(client_id), {}).pop(client_id, None)
+        self._asked.pop(client_id, None)
+
+    def undo_split(self, node_id: int) -> None:
+        """Make a split cluster one again, at the parameters it had when it was split."""
+        below = {node_id}
+        for node in self.tree:  # parents come before their children
+            if node.parent_id in below:
+                below.add(node.id)
+        self.tree.undo_split(node_id)
+        for gone_id in below:
+            self._collected.pop(gone_id, None)
+            self._rounds_held.pop(gone_id, None)
+
+    def partition(
+        self, groups: Mapping[str, Iterable[str]], params: Mapping[str, Array] | None = None
+    ) -> dict[str, int]:
+        """Start from given clusters instead of one: before the first round only.
+
+        Parameters
+        ----------
+        groups
+            Name -> ids of the clients that train together. An empty group is a cluster
+            without clients.
+        params
+            Name -> where this cluster's parameters start, if not at the initial model.
+
+        Returns
+        -------
+        dict
+            Name -> leaf.
+
+        Notes
+        -----
+        The clusters do not come from updates, so a client that is in none of them cannot
+        be routed.
+        """
+        if self.round > 0 or len(self.tree) > 1:
+            raise ValueError("the clusters can only be given before the first round")
+        named = {name: list(client_ids) for name, client_ids in groups.items()}
+        if len(named) == 1:
+            leaf_ids: tuple[int, ...] = (self.tree.root.id,)
+            for client_id in next(iter(named.values())):
+                self.tree.place(client_id, self.tree.root.id)
+        else:
+            leaf_ids = self.tree.split(
+                self.tree.root.id, [dict.fromkeys(client_ids) for client_ids in named.values()]
+            )
+        leaves = dict(zip(named, leaf_ids, strict=True))
+        for name, start in (params or {}).items():
+            self.tree[leaves[name]].params = to_numpy(start).astype(np.float32)
+        return leaves
+
+    # Files
+
+    def save(self, folder: str | Path) -> None:
+        """Write the whole state to a folder, replacing what was saved there.
+
+        The aggregate function, and a rule that is not one of fedbranch's, are not saved.
+        """
+        write_checkpoint(Path(folder), "server", *self.to_state())
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, rule: Rule | None = None, aggregate: Aggregate = weighted_mean
+    ) -> Server:
+        """Read a server that :meth:`save` wrote.
+
+        Parameters
+        ----------
+        folder
+            Where it was saved.
+        rule, aggregate
+            Needed if the saved server used its user's own.
+        """
+        state, files = read_checkpoint(Path(folder), "server")
+        return cls.from_state(state, files, rule=rule, aggregate=aggregate)
+
+    def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
+        """Describe the server as JSON and tensors, for a checkpoint."""
+        tree_state, files = self.tree.to_state()
+        held: Tensors = {}
+        collected: JSON = {}
+        for node_id, unsorted in self._collected.items():
+            replies = dict(sorted(unsorted.items()))  # as the JSON object will have them
+            if not replies:
+                continue
+            for name in ("vector", "compared", "buffers"):
+                held[f"{name}-{node_id}"] = np.stack([getattr(r, name) for r in replies.values()])
+            collected[str(node_id)] = {i: [r.weight, r.metrics] for i, r in replies.items()}
+        files["held"] = held
+        state: JSON = {
+            "rule": rule_to_state(self.rule),
+            "weighting": self.weighting,
+            "compare": self.compare,
+            "max_examples": self.max_examples,
+            "round": self.round,
+            "asked": self._asked,
+            "collected": collected,
+            "rounds_held": {str(node_id): held for node_id, held in self._rounds_held.items()},
+            "joined": self._joined,
+            "left": self._left,
+            "tree": tree_state,
+        }
+        return state, files
+
+    @classmethod
+    def from_state(
+        cls,
+        state: JSON,
+        files: Mapping[str, Tensors],
+        *,
+        rule: Rule | None = None,
+        aggregate: Aggregate = weighted_mean,
+    ) -> Server:
+        """Rebuild a server from what :meth:`to_state` gave."""
+        try:
+            tree = ParameterTree.from_state(state["tree"], files)
+            server = cls(
+                tree.num_params,
+                num_buffers=tree.num_buffers,
+                rule=rule if rule is not None else rule_from_state(state["rule"]),
+                weighting=state["weighting"],
+                compare=state["compare"],
+                aggregate=aggregate,
+                max_examples=state["max_examples"],
+            )
+            server.tree = tree
+            server.round = state["round"]
+            server._asked = dict(state["asked"])
+            server._rounds_held = {int(i): held for i, held in state["rounds_held"].items()}
+            server._joined, server._left = list(state["joined"]), list(state["left"])
+            for node_id, entries in state["collected"].items():
+                held = [files["held"][f"{n}-{node_id}"] for n in ("vector", "compared", "buffers")]
+                server._collected[int(node_id)] = {
+                    client_id: _Reply(*(rows[row] for rows in held), weight, metrics)
+                    for row, (client_id, (weight, metrics)) in enumerate(entries.items())
+                }
+            for node_id in server._rounds_held:
+                server._collected.setdefault(node_id, {})
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
+        return server
+
+
+def _checked_vector(array: Array, length: int, name: str) -> Vector:
+    try:
+        vector = to_numpy(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidUpdate(f"the {name} is not an array: {error}") from error
+    if not np.issubdtype(vector.dtype, np.floating):
+        raise InvalidUpdate(f"the {name} has dtype {vector.dtype}; send float32")
+    if vector.shape != (length,):
+        raise InvalidUpdate(f"the {name} has shape {vector.shape}; send shape ({length},)")
+    if not np.isfinite(vector).all():
+        raise InvalidUpdate(f"the {name} contains NaN or infinity; lower the learning rate")
+    if length and np.abs(vector).max() > LARGEST_ENTRY:
+        raise InvalidUpdate(f"the {name} has entries beyond {LARGEST_ENTRY:g}; training diverged")
+    # A copy of our own: whoever sent it may go on writing into the original.
+    return np.array(vector, dtype=np.float32)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _read_only(vector: Vector) -> Vector:
+    view = vector.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,18 @@
+"""The simulator: a whole federation on one machine, and the methods to compare with."""
+
+from fedbranch.sim.baselines import fedavg, ifca, local, oracle
+from fedbranch.sim.engine import Run, Settings, simulate
+from fedbranch.sim.models import cnn, logistic_regression, mlp
+
+__all__ = [
+    "Run",
+    "Settings",
+    "cnn",
+    "fedavg",
+    "ifca",
+    "local",
+    "logistic_regression",
+    "mlp",
+    "oracle",
+    "simulate",
+]

@@ -1,0 +1,81 @@
+"""Small models for experiments. Each is initialised from a seed of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+__all__ = ["cnn", "logistic_regression", "mlp"]
+
+
+def logistic_regression(input_shape: Sequence[int], num_classes: int, *, seed: int) -> nn.Module:
+    """Make a linear classifier."""
+    return mlp(input_shape, num_classes, hidden=(), seed=seed)
+
+
+def mlp(
+    input_shape: Sequence[int], num_classes: int, *, hidden: Sequence[int], seed: int
+) -> nn.Module:
+    """Make a multi-layer perceptron.
+
+    Parameters
+    ----------
+    input_shape
+        Of one example.
+    num_classes
+        Number of outputs.
+    hidden
+        Width of each hidden layer.
+    seed
+        For the initial weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = [nn.Flatten()]
+        width = int(torch.Size(input_shape).numel())
+        for next_width in hidden:
+            layers += [nn.Linear(width, next_width), nn.ReLU()]
+            width = next_width
+        return nn.Sequential(*layers, nn.Linear(width, num_classes))
+
+
+def cnn(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    channels: Sequence[int],
+    hidden: int,
+    seed: int,
+) -> nn.Module:
+    """Make a convolutional network: 3x3 convolutions, each halving the image, then one layer.
+
+    Parameters
+    ----------
+    input_shape
+        (channels, height, width) of one image.
+    num_classes
+        Number of outputs.
+    channels
+        Of each convolution.
+    hidden
+        Width of the layer before the last.
+    seed
+        For the initial weights.
+    """
+    depth, height, width = input_shape
+    if min(height, width) < 2 ** len(channels):
+        raise ValueError(
+            f"images of {height} x {width} cannot be halved {len(channels)} times; use fewer channels"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for next_depth in channels:
+            layers += [nn.Conv2d(depth, next_depth, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            depth, height, width = next_depth, height // 2, width // 2
+        flat = depth * height * width
+        return nn.Sequential(
+            *layers, nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+        )

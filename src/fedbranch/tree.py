@@ -1,0 +1,420 @@
+"""The parameter tree: every cluster with its model, and where every client stands.
+
+A leaf holds a model in training. An inner node holds the frozen stationary solution θ* at
+which its cluster split, and the edges to its children hold the updates, computed at
+exactly θ*, by which it was split. Parameters are stored as displacements θ − θ0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoint
+from fedbranch.core.geometry import cosine_similarity
+from fedbranch.errors import DamagedFile
+
+__all__ = ["Descent", "Node", "ParameterTree", "Vector"]
+
+Vector = NDArray[np.float32]
+
+
+class Descent(NamedTuple):
+    """Where a client goes from an inner node, and how similar it was to each side."""
+
+    child_id: int
+    similarities: dict[int, float]  # child id -> largest similarity to a cached update
+
+
+@dataclass(eq=False)
+class Node:
+    """A cluster's place in the tree."""
+
+    id: int
+    parent_id: int | None
+    params: Vector  # θ − θ0: in training at a leaf, stationary and frozen at an inner node
+    buffers: Vector
+    born_in_round: int
+    version: int = 0  # grows with every change of params or buffers
+    child_ids: tuple[int, ...] = ()
+    split_in_round: int | None = None
+    # The paper's Δ_e on the edge from the parent: pre-split updates by client id.
+    cached_updates: dict[str, Vector] = field(default_factory=dict)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the node is a cluster in training."""
+        return not self.child_ids
+
+    @property
+    def base(self) -> str:
+        """A name for exactly these parameters: updates with the same base may be compared."""
+        return f"{self.id}.{self.version}"
+
+
+class ParameterTree:
+    """The clusters that were found, from the whole population down to the leaves.
+
+    Parameters
+    ----------
+    num_params
+        Length of the parameter vector.
+    num_buffers
+        Length of the vector of averaged but never compared values (BatchNorm statistics).
+
+    Notes
+    -----
+    Every client has exactly one position. At a leaf it trains; at an inner node it is on
+    its way down. Node ids count up from 0, the root, and are never used again.
+
+    Examples
+    --------
+    >>> tree = ParameterTree(num_params=2)
+    >>> for client_id in "abc":
+    ...     tree.place(client_id, tree.root.id)
+    >>> east, west = np.float32([1, 0]), np.float32([-1, 0])
+    >>> tree.split(0, [{"a": east, "b": east}, {"c": west}])
+    (1, 2)
+    >>> tree.members(1), tree.members(2)
+    (['a', 'b'], ['c'])
+    >>> tree.descend(0, np.float32([-3, 1])).child_id
+    2
+    """
+
+    def __init__(self, num_params: int, num_buffers: int = 0) -> None:
+        if num_params < 1 or num_buffers < 0:
+            raise ValueError(
+                f"num_params is {num_params} and num_buffers {num_buffers}; a model has at least "
+                "one parameter and no negative number of buffers"
+            )
+        self.num_params = num_params
+        self.num_buffers = num_buffers
+        root = Node(
+            id=0,
+            parent_id=None,
+            params=np.zeros(num_params, dtype=np.float32),
+            buffers=np.zeros(num_buffers, dtype=np.float32),
+            born_in_round=0,
+        )
+        self._nodes = {0: root}
+        self._next_id = 1
+        self._positions: dict[str, int] = {}
+        self._members: dict[int, set[str]] = {0: set()}
+
+    def __getitem__(self, node_id: int) -> Node:
+        try:
+            return self._nodes[node_id]
+        except KeyError:
+            raise ValueError(
+                f"there is no node {node_id}; the nodes are {list(self._nodes)}"
+            ) from None
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def root(self) -> Node:
+        """The node of the whole population, where plain federated learning ended."""
+        return self._nodes[0]
+
+    @property
+    def leaves(self) -> list[Node]:
+        """The clusters in training, by id."""
+        return [node for node in self if node.is_leaf]
+
+    def path(self, node_id: int) -> list[Node]:
+        """Give the nodes from the root to a node: its models from general to specific."""
+        node: Node | None = self[node_id]
+        nodes = []
+        while node is not None:
+            nodes.append(node)
+            node = None if node.parent_id is None else self[node.parent_id]
+        return nodes[::-1]
+
+    # Clients and their positions
+
+    @property
+    def client_ids(self) -> list[str]:
+        """All clients with a position, sorted."""
+        return sorted(self._positions)
+
+    def __contains__(self, client_id: str) -> bool:
+        return client_id in self._positions
+
+    def position(self, client_id: str) -> int:
+        """Give the id of the node at which a client stands."""
+        try:
+            return self._positions[client_id]
+        except KeyError:
+            raise ValueError(
+                f"client {client_id!r} has no position; place it at the root first"
+            ) from None
+
+    def place(self, client_id: str, node_id: int) -> None:
+        """Put a client at a node, from wherever it was."""
+        members = self._members[self[node_id].id]
+        self.remove(client_id)
+        self._positions[client_id] = node_id
+        members.add(client_id)
+
+    def remove(self, client_id: str) -> None:
+        """Forget a client's position. Its cached updates stay: they describe the branch."""
+        node_id = self._positions.pop(client_id, None)
+        if node_id is not None:
+            self._members[node_id].discard(client_id)
+
+    def members(self, node_id: int) -> list[str]:
+        """Give the clients that stand at exactly this node, sorted."""
+        return sorted(self._members[self[node_id].id])
+
+    def num_members(self, node_id: int) -> int:
+        """Count the clients that stand at exactly this node."""
+        return len(self._members[self[node_id].id])
+
+    def cluster(self, node_id: int) -> list[str]:
+        """Give the clients that stand at this node or below it (the paper's c_v), sorted."""
+        node = self[node_id]
+        below = [client_id for child in node.child_ids for client_id in self.cluster(child)]
+        return sorted(self._members[node_id].union(below))
+
+    # Changes
+
+    def advance(self, node_id: int, params_step: Vector, buffers_step: Vector | None = None) -> None:
+        """Move a leaf's parameters by a step."""
+        node = self._leaf(node_id)
+        node.params = node.params + params_step
+        if buffers_step is not None:
+            node.buffers = node.buffers + buffers_step
+        node.version += 1
+
+    def split(
+        self,
+        node_id: int,
+        groups: Sequence[Mapping[str, Vector | None]],
+        *,
+        in_round: int = 0,
+    ) -> tuple[int, ...]:
+        """Turn a leaf into an inner node with one child for each group.
+
+        Parameters
+        ----------
+        node_id
+            A leaf. Its parameters are from now on frozen: the stationary solution θ*.
+        groups
+            For each child, the clients that go there with their updates computed at the
+            leaf's current parameters, which stay on the edge. A client without one (None)
+            goes there too, but nobody can be compared with it.
+        in_round
+            The round in which the split happens.
+
+        Returns
+        -------
+        tuple of int
+            Ids of the children, in the order of the groups. They start from θ*.
+
+        Notes
+        -----
+        Clients that stand at the node and are in no group stay; they are routed later.
+        """
+        node = self._leaf(node_id)
+        if len(groups) < 2:
+            raise ValueError(f"got {len(groups)} groups; a split makes at least two")
+        num_named = sum(len(group) for group in groups)
+        if len({client_id for group in groups for client_id in group}) != num_named:
+            raise ValueError("a client is in two groups; the groups of a split are disjoint")
+        child_ids = []
+        for group in groups:
+            child = Node(
+                id=self._next_id,
+                parent_id=node_id,
+                params=node.params.copy(),
+                buffers=node.buffers.copy(),
+                born_in_round=in_round,
+                cached_updates={
+                    client_id: update for client_id, update in group.items() if update is not None
+                },
+            )
+            self._next_id += 1
+            self._nodes[child.id] = child
+            self._members[child.id] = set()
+            child_ids.append(child.id)
+            for client_id in group:
+                self.place(client_id, child.id)
+        node.child_ids = tuple(child_ids)
+        node.split_in_round = in_round
+        return node.child_ids
+
+    def undo_split(self, node_id: int) -> None:
+        """Make an inner node a leaf again: back to θ*, with all clients from below it."""
+        node = self[node_id]
+        if node.is_leaf:
+            raise ValueError(f"node {node_id} is a leaf; there is no split to undo")
+        for child_id in node.child_ids:
+            if not self[child_id].is_leaf:
+                self.undo_split(child_id)
+            for client_id in self.members(child_id):
+                self.place(client_id, node_id)
+            del self._nodes[child_id], self._members[child_id]
+        node.child_ids = ()
+        node.split_in_round = None
+        # Updates sent before the split were used up by it; they must not match again.
+        node.version += 1
+
+    # Assigning new clients
+
+    def can_route(self, node_id: int) -> bool:
+        """Say whether every edge below an inner node has cached updates to compare with."""
+        return all(self[child_id].cached_updates for child_id in self[node_id].child_ids)
+
+    def descend(self, node_id: int, update: Vector) -> Descent:
+        """Choose the child whose cached pre-split updates are most similar to an update.
+
+        Parameters
+        ----------
+        node_id
+            An inner node.
+        update
+            Shape (num_params,), computed at that node's parameters.
+
+        Returns
+        -------
+        Descent
+            Of equally similar children, the first.
+        """
+        if self[node_id].is_leaf or not self.can_route(node_id):
+            raise ValueError(
+                f"node {node_id} has no edges with cached updates; only a client at a split "
+                "made from updates can be routed"
+            )
+        similarities = {}
+        for child_id in self[node_id].child_ids:
+            cached = np.stack(list(self[child_id].cached_updates.values()))
+            similarity = cosine_similarity(update.astype(np.float32)[None, :], cached)
+            similarities[child_id] = float(similarity.max())
+        return Descent(max(similarities, key=similarities.__getitem__), similarities)
+
+    def assign(self, train: Callable[[Vector], Vector]) -> int:
+        """Walk a new client from the root to a leaf (the paper's "Assigning new Clients").
+
+        Parameters
+        ----------
+        train
+            Maps a node's parameters θ − θ0 to the client's update there.
+
+        Returns
+        -------
+        int
+            Id of the leaf. The client is not placed.
+        """
+        node = self.root
+        while not node.is_leaf:
+            node = self[self.descend(node.id, train(node.params)).child_id]
+        return node.id
+
+    def _leaf(self, node_id: int) -> Node:
+        node = self[node_id]
+        if not node.is_leaf:
+            raise ValueError(f"node {node_id} is not a leaf; an inner node's parameters are frozen")
+        return node
+
+    # Files
+
+    def save(self, folder: str | Path) -> None:
+        """Write the tree to a folder (JSON and safetensors), replacing what was saved there."""
+        state, files = self.to_state()
+        write_checkpoint(Path(folder), "tree", state, files)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ParameterTree:
+        """Read a tree that :meth:`save` wrote."""
+        return cls.from_state(*read_checkpoint(Path(folder), "tree"))
+
+    def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
+        """Describe the tree as JSON and tensors, for a checkpoint."""
+        # A frozen node and a cached edge never change, so each has a file of its own.
+        leaves: Tensors = {}
+        files: dict[str, Tensors] = {"leaves": leaves}
+        nodes = []
+        for node in self:
+            tensors = leaves if node.is_leaf else files.setdefault(f"node-{node.id}", {})
+            tensors[f"params-{node.id}"] = node.params
+            tensors[f"buffers-{node.id}"] = node.buffers
+            if node.cached_updates:
+                cached = np.stack(list(node.cached_updates.values()))
+                files[f"edge-{node.id}"] = {"updates": cached}
+            nodes.append(
+                {
+                    "id": node.id,
+                    "parent_id": node.parent_id,
+                    "child_ids": list(node.child_ids),
+                    "version": node.version,
+                    "born_in_round": node.born_in_round,
+                    "split_in_round": node.split_in_round,
+                    "cached_client_ids": list(node.cached_updates),
+                }
+            )
+        state: JSON = {
+            "num_params": self.num_params,
+            "num_buffers": self.num_buffers,
+            "next_id": self._next_id,
+            "nodes": nodes,
+            "positions": self._positions,
+        }
+        return state, files
+
+    @classmethod
+    def from_state(cls, state: JSON, files: Mapping[str, Tensors]) -> ParameterTree:
+        """Rebuild a tree from what :meth:`to_state` gave."""
+        try:
+            tree = cls(state["num_params"], state["num_buffers"])
+            tree._nodes.clear()
+            for entry in state["nodes"]:
+                node_id = entry["id"]
+                tensors = files[f"node-{node_id}" if entry["child_ids"] else "leaves"]
+                cached_ids = entry["cached_client_ids"]
+                cached = files[f"edge-{node_id}"]["updates"] if cached_ids else []
+                tree._nodes[node_id] = Node(
+                    id=node_id,
+                    parent_id=entry["parent_id"],
+                    params=tensors[f"params-{node_id}"],
+                    buffers=tensors[f"buffers-{node_id}"],
+                    born_in_round=entry["born_in_round"],
+                    version=entry["version"],
+                    child_ids=tuple(entry["child_ids"]),
+                    split_in_round=entry["split_in_round"],
+                    cached_updates=dict(zip(cached_ids, cached, strict=True)),
+                )
+            tree._members = {node_id: set() for node_id in tree._nodes}
+            tree._next_id = state["next_id"]
+            for client_id, node_id in state["positions"].items():
+                tree.place(client_id, node_id)
+            tree._check()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error
+        return tree
+
+    def _check(self) -> None:
+        """Raise ValueError if the nodes do not form one tree of equally long vectors."""
+        reached = [self.root.id]
+        for node_id in reached:
+            reached.extend(self[node_id].child_ids)
+            if any(self[child_id].parent_id != node_id for child_id in self[node_id].child_ids):
+                raise ValueError(f"a child of node {node_id} names another parent")
+            if len(reached) > len(self._nodes):
+                break
+        if sorted(reached) != sorted(self._nodes) or self._next_id <= max(self._nodes):
+            raise ValueError("the nodes do not form one tree")
+        for node in self:
+            vectors = [node.params, *node.cached_updates.values()]
+            if {v.shape for v in vectors} != {(self.num_params,)}:
+                raise ValueError(f"node {node.id} has vectors of another length")
+            if node.buffers.shape != (self.num_buffers,):
+                raise ValueError(f"node {node.id} has buffers of another length")
