@@ -25,9 +25,11 @@ from fedbranch.errors import (
     InvalidUpdate,
     UnusableRun,
 )
+from fedbranch.messages import Task, Update
+from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import Decision, Evidence, NeverSplit, Rule, Thresholds
 from fedbranch.runs import Round, RunFolder
-from fedbranch.server import RoundRecord, Routing, Server, Task, Update
+from fedbranch.server import Server
 from fedbranch.tree import Descent, Node, ParameterTree
 
 if TYPE_CHECKING:

@@ -83,9 +83,7 @@ def read_checkpoint(folder: Path, kind: str) -> tuple[JSON, dict[str, Tensors]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} cannot be read as a saved {kind}: {error!r}") from error
     if schema != SCHEMA:
-        raise DamagedFile(
-            f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}"
-        )
+        raise DamagedFile(f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}")
     if found_kind != kind:
         raise DamagedFile(f"{path} holds a saved {found_kind}, not a {kind}")
     return state, {
@@ -101,7 +99,7 @@ def replace_file(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedbranch.data import Examples
-from fedbranch.server import Task, Update
+from fedbranch.messages import Task, Update
 
 __all__ = [
     "LocalTraining",
     "ModelState",
     "accuracy",
+    "adam",
     "evaluate",
     "local_update",
     "sgd",
@@ -39,11 +40,18 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(dim=1) == targets).float().mean()
 
 
-def sgd(learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> OptimizerFactory:
-    """Make a factory for plain stochastic gradient descent."""
+def sgd(
+    learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
+) -> OptimizerFactory:
+    """Make a factory for stochastic gradient descent."""
     return lambda params: torch.optim.SGD(
         params, lr=learning_rate, momentum=momentum, weight_decay=weight_decay
     )
+
+
+def adam(learning_rate: float, *, weight_decay: float = 0.0) -> OptimizerFactory:
+    """Make a factory for Adam."""
+    return lambda params: torch.optim.Adam(params, lr=learning_rate, weight_decay=weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +213,7 @@ def evaluate(model: nn.Module, data: Examples, training: LocalTraining) -> dict[
     was_training = model.training
     model.eval()
     for inputs, targets in zip(
-        x.split(EVALUATION_BATCH_SIZE), y.split(EVALUATION_BATCH_SIZE), strict=True
+        torch.split(x, EVALUATION_BATCH_SIZE), torch.split(y, EVALUATION_BATCH_SIZE), strict=True
     ):
         outputs = model(inputs)
         for name, measure in measures.items():
@@ -236,7 +244,9 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, seed
     # Dropout knows no generator but the global one: lend it ours, give it back as it was.
     cuda_devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda_devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if cuda_devices:
+            torch.cuda.manual_seed(seed)
         for rows in _batches(len(x), training, torch.Generator().manual_seed(seed)):
             rows = rows.to(x.device)
             optimizer.zero_grad()
@@ -248,11 +258,14 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, seed
     return float(total_loss) / num_visited
 
 
-def _batches(num_rows: int, training: LocalTraining, generator: torch.Generator) -> Iterator[Tensor]:
+def _batches(
+    num_rows: int, training: LocalTraining, generator: torch.Generator
+) -> Iterator[Tensor]:
     """Shuffled mini-batches, pass after pass, until the asked epochs or steps are done."""
     num_steps, num_passes = 0, 0
     while training.epochs is None or num_passes < training.epochs:
-        batches = list(torch.randperm(num_rows, generator=generator).split(training.batch_size))
+        order = torch.randperm(num_rows, generator=generator)
+        batches = list(torch.split(order, training.batch_size))
         if len(batches) > 1 and len(batches[-1]) == 1:
             # BatchNorm cannot train on a single example; let it travel with the batch before.
             batches[-2:] = [torch.cat(batches[-2:])]
@@ -265,11 +278,11 @@ def _batches(num_rows: int, training: LocalTraining, generator: torch.Generator)
 
 
 def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Measure) -> Tensor:
-    """The gradient of the mean loss over all examples, in evaluation mode."""
+    """Compute the gradient of the mean loss over all examples, in evaluation mode."""
     model.eval()
     model.zero_grad()
     for inputs, targets in zip(
-        x.split(EVALUATION_BATCH_SIZE), y.split(EVALUATION_BATCH_SIZE), strict=True
+        torch.split(x, EVALUATION_BATCH_SIZE), torch.split(y, EVALUATION_BATCH_SIZE), strict=True
     ):
         part: Tensor = loss(model(inputs), targets) * (len(inputs) / len(x))
         part.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing

@@ -8,12 +8,11 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from fedbranch.checkpoint import JSON
 from fedbranch.data import (
@@ -34,10 +33,9 @@ from fedbranch.data.clients import Partition
 from fedbranch.errors import InvalidExperiment
 from fedbranch.rules import Thresholds
 from fedbranch.runs import Round, RunFolder
+from fedbranch.settings import fill, require
 
 __all__ = ["Data", "Experiment", "Model", "Training", "preset_names"]
-
-T = TypeVar("T")
 
 BaselineName = Literal["fedavg", "local", "oracle", "ifca"]
 
@@ -49,9 +47,9 @@ class Data:
     num_clients: int
     source: Literal["digits"] = "digits"
     num_groups: int = 1
-    structure: Literal[
-        "none", "label-swap", "label-permutation", "rotation", "feature-noise"
-    ] = "none"
+    structure: Literal["none", "label-swap", "label-permutation", "rotation", "feature-noise"] = (
+        "none"
+    )
     noise: float = 0.3  # of the noisiest group, for feature-noise
     partition: Literal["iid", "dirichlet", "shards", "quantity-skew"] = "iid"
     alpha: float = 0.5  # for dirichlet
@@ -61,18 +59,20 @@ class Data:
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        _require("num_clients", self.num_clients, self.num_clients >= 1, "at least 1")
-        _require(
+        require("num_clients", self.num_clients, self.num_clients >= 1, "at least 1")
+        require(
             "num_groups",
             self.num_groups,
             1 <= self.num_groups <= self.num_clients,
             f"between 1 and num_clients = {self.num_clients}",
         )
-        _require("noise", self.noise, self.noise > 0, "positive")
-        _require("alpha", self.alpha, self.alpha > 0, "positive")
-        _require("shards_per_client", self.shards_per_client, self.shards_per_client >= 1, "at least 1")
-        _require("ratio", self.ratio, self.ratio >= 1, "at least 1")
-        _require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "between 0 and 1")
+        require("noise", self.noise, self.noise > 0, "positive")
+        require("alpha", self.alpha, self.alpha > 0, "positive")
+        require(
+            "shards_per_client", self.shards_per_client, self.shards_per_client >= 1, "at least 1"
+        )
+        require("ratio", self.ratio, self.ratio >= 1, "at least 1")
+        require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "between 0 and 1")
         if self.structure == "none" and self.num_groups > 1:
             raise ValueError(
                 f"structure is 'none' with num_groups = {self.num_groups}; name what differs "
@@ -116,9 +116,9 @@ class Model:
     def __post_init__(self) -> None:
         for name in ("hidden", "channels"):
             widths = getattr(self, name)
-            _require(name, list(widths), all(width >= 1 for width in widths), "widths of at least 1")
+            require(name, list(widths), all(width >= 1 for width in widths), "widths of at least 1")
         if self.name == "cnn":
-            _require("hidden", list(self.hidden), len(self.hidden) == 1, "one width for a cnn")
+            require("hidden", list(self.hidden), len(self.hidden) == 1, "one width for a cnn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,17 +135,17 @@ class Training:
     compare: Literal["update", "gradient"] = "update"
 
     def __post_init__(self) -> None:
-        _require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
-        _require("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
-        _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
+        require("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        require("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
                 f"epochs is {self.epochs} and steps {self.steps}; give exactly one of them"
             )
         for name in ("epochs", "steps"):
             value = getattr(self, name)
-            _require(name, value, value is None or value >= 1, "at least 1")
+            require(name, value, value is None or value >= 1, "at least 1")
         if self.optimizer == "adam" and self.momentum:
             raise ValueError(f"momentum is {self.momentum}; adam has its own, leave it out")
 
@@ -173,14 +173,12 @@ class Experiment:
     baselines: tuple[BaselineName, ...] = ("fedavg",)
 
     def __post_init__(self) -> None:
-        _require("rounds", self.rounds, self.rounds >= 1, "at least 1")
-        _require("seed", self.seed, self.seed >= 0, "at least 0")
-        _require("participation", self.participation, 0 < self.participation <= 1, "in (0, 1]")
-        _require("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1")
-        _require(
-            "checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 1, "at least 1"
-        )
-        _require(
+        require("rounds", self.rounds, self.rounds >= 1, "at least 1")
+        require("seed", self.seed, self.seed >= 0, "at least 0")
+        require("participation", self.participation, 0 < self.participation <= 1, "in (0, 1]")
+        require("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1")
+        require("checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 1, "at least 1")
+        require(
             "baselines",
             list(self.baselines),
             len(set(self.baselines)) == len(self.baselines),
@@ -223,7 +221,7 @@ class Experiment:
     @classmethod
     def from_json(cls, table: JSON) -> Experiment:
         """Rebuild an experiment from what :meth:`to_json` gave."""
-        return _fill(cls, table, "")
+        return fill(cls, table)
 
     def to_json(self) -> JSON:
         """Describe the experiment with all its defaults."""
@@ -259,34 +257,28 @@ class Experiment:
         on_round
             Called with the method's name after each of its rounds.
         """
+        from torch import nn
+
         from fedbranch import sim
-        from fedbranch.client import LocalTraining, sgd
+        from fedbranch.client import LocalTraining, adam, sgd
 
         clients = self.data.clients(self.seed)
-        some_client = next(iter(clients.values()))
-        shape, num_classes = some_client.train.x.shape[1:], 10
-        model = {
-            "logistic-regression": partial(sim.logistic_regression),
+        shape = next(iter(clients.values())).train.x.shape[1:]
+        num_classes = 1 + max(int(client.train.y.max()) for client in clients.values())
+        models: dict[str, Callable[..., nn.Module]] = {
+            "logistic-regression": sim.logistic_regression,
             "mlp": partial(sim.mlp, hidden=self.model.hidden),
-            "cnn": partial(sim.cnn, channels=self.model.channels, hidden=self.model.hidden[-1])
-            if self.model.hidden
-            else None,
-        }[self.model.name]
-        assert model is not None  # Model checks that a cnn has a hidden width
-        if self.training.optimizer == "adam":
-            import torch
-
-            optimizer = partial(
-                torch.optim.Adam,
-                lr=self.training.learning_rate,
-                weight_decay=self.training.weight_decay,
-            )
-        else:
-            optimizer = sgd(
-                self.training.learning_rate,
-                momentum=self.training.momentum,
-                weight_decay=self.training.weight_decay,
-            )
+            "cnn": partial(sim.cnn, channels=self.model.channels, hidden=sum(self.model.hidden)),
+        }
+        rates = {
+            "learning_rate": self.training.learning_rate,
+            "weight_decay": self.training.weight_decay,
+        }
+        optimizer = (
+            adam(**rates)
+            if self.training.optimizer == "adam"
+            else sgd(**rates, momentum=self.training.momentum)
+        )
         methods: dict[str, Callable[..., sim.Run]] = {
             "cfl": partial(sim.simulate, rule=self.rule),
             "fedavg": sim.fedavg,
@@ -297,7 +289,7 @@ class Experiment:
         for method in self.methods:
             method_folder = folder if method == "cfl" else folder / "baselines" / method
             methods[method](
-                model(shape, num_classes, seed=self.seed),
+                models[self.model.name](shape, num_classes, seed=self.seed),
                 clients,
                 rounds=self.rounds,
                 training=LocalTraining(
@@ -333,11 +325,6 @@ def _presets() -> Any:  # importlib's Traversable moved between modules in Pytho
     return resources.files("fedbranch").joinpath("presets")
 
 
-def _require(name: str, value: object, is_allowed: bool, allowed: str) -> None:
-    if not is_allowed:
-        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
-
-
 def _without_none(table: JSON) -> JSON:
     """TOML has no null: what is not set is left out."""
     return {
@@ -345,58 +332,3 @@ def _without_none(table: JSON) -> JSON:
         for key, value in table.items()
         if value is not None
     }
-
-
-def _fill(cls: type[T], table: object, where: str) -> T:
-    """Make a dataclass from a TOML table, or say which entry is wrong and why."""
-    if not isinstance(table, dict):
-        raise InvalidExperiment(f"{where or 'the file'} is {table!r}; it must be a table")
-    prefix = f"{where}." if where else ""
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]  # T is a dataclass
-    hints = get_type_hints(cls)
-    for key in table:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
-            raise InvalidExperiment(f"{prefix}{key} = {table[key]!r} is not a setting; {hint}")
-    missing = [
-        name
-        for name, item in known.items()
-        if name not in table and item.default is MISSING and item.default_factory is MISSING
-    ]
-    if missing:
-        raise InvalidExperiment(f"{prefix}{missing[0]} is missing; it has no default")
-    values = {key: _typed(hints[key], value, prefix + key) for key, value in table.items()}
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise InvalidExperiment(f"{prefix}{error}") from error
-
-
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Check a TOML value against a field's type; give it as the dataclass wants it."""
-    origin = get_origin(hint)
-    if is_dataclass(hint):
-        assert isinstance(hint, type)
-        return _fill(hint, value, where)
-    if origin in (Union, UnionType):
-        (hint,) = (option for option in get_args(hint) if option is not NoneType)
-        return _typed(hint, value, where)
-    if origin is Literal:
-        if value in get_args(hint):
-            return value
-        allowed = "one of " + ", ".join(repr(option) for option in get_args(hint))
-    elif origin is tuple:
-        if isinstance(value, list | tuple):
-            return tuple(_typed(get_args(hint)[0], item, where) for item in value)
-        allowed = "a list"
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        allowed = "a number"
-    else:
-        assert hint is int
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        allowed = "a whole number"
-    raise InvalidExperiment(f"{where} is {value!r}; it must be {allowed}")

@@ -177,7 +177,9 @@ class Thresholds:
         """Apply the paper's criteria in their order, and say at which one it ended."""
         measured = _norm_measurements(evidence)
 
-        def decide(verdict: Verdict, reason: str, groups: tuple[tuple[str, ...], ...] = ()) -> Decision:
+        def decide(
+            verdict: Verdict, reason: str, groups: tuple[tuple[str, ...], ...] = ()
+        ) -> Decision:
             return Decision(
                 node_id=evidence.node_id,
                 round=evidence.round,
@@ -264,7 +266,7 @@ def rule_from_state(state: JSON) -> Rule:
 
 
 def _norm_measurements(evidence: Evidence) -> dict[str, float]:
-    """The two norms of the paper's criteria, and over whom they were taken."""
+    """Measure the two norms of the paper's criteria, and say over whom."""
     lengths = to_numpy(norms(evidence.updates))
     num_answered = len(evidence.client_ids)
     squared_mean = float(norms(evidence.mean_update[None, :])[0]) ** 2

@@ -23,8 +23,8 @@ from statistics import fmean
 
 from fedbranch.checkpoint import JSON, STATE_FILE, read_checkpoint, replace_file
 from fedbranch.errors import DamagedFile, UnusableRun
-from fedbranch.rules import Decision
-from fedbranch.server import RoundRecord, Routing, Server
+from fedbranch.records import RoundRecord
+from fedbranch.server import Server
 from fedbranch.tree import ParameterTree
 
 __all__ = ["Evaluation", "Round", "RunFolder", "mean_by_metric", "next_free_folder"]
@@ -48,23 +48,7 @@ class Round:
     @classmethod
     def from_json(cls, line: JSON) -> Round:
         """Rebuild a round from its line."""
-        record = RoundRecord(
-            round=line["round"],
-            decisions=tuple(
-                Decision(**{**d, "groups": tuple(tuple(g) for g in d["groups"])})
-                for d in line["decisions"]
-            ),
-            refused=line["refused"],
-            routed=tuple(
-                Routing(**{**r, "similarities": {int(k): v for k, v in r["similarities"].items()}})
-                for r in line["routed"]
-            ),
-            joined=tuple(line["joined"]),
-            left=tuple(line["left"]),
-            cluster_sizes={int(k): v for k, v in line["cluster_sizes"].items()},
-            metrics=line["metrics"],
-        )
-        return cls(record=record, evaluation=line["evaluation"])
+        return cls(record=RoundRecord.from_json(line), evaluation=line["evaluation"])
 
 
 class RunFolder:
@@ -158,7 +142,9 @@ class RunFolder:
         try:
             entry = Round.from_json(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedFile(f"{self._history_path} line {number} cannot be read: {error!r}") from error
+            raise DamagedFile(
+                f"{self._history_path} line {number} cannot be read: {error!r}"
+            ) from error
         if entry.record.round != number:
             raise DamagedFile(f"{self._history_path} line {number} is round {entry.record.round}")
         return entry

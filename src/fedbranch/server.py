@@ -12,11 +12,8 @@ those parameters; while a rule asks to hold, they stand still and updates are co
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -25,130 +22,14 @@ import numpy as np
 from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.errors import DamagedFile, InvalidUpdate
+from fedbranch.messages import Reply, Task, Update, check_update
+from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import Decision, Evidence, Rule, rule_from_state, rule_to_state
 from fedbranch.tree import ParameterTree, Vector
 
-__all__ = ["Aggregate", "RoundRecord", "Routing", "Server", "Task", "Update"]
+__all__ = ["Aggregate", "Server"]
 
 Aggregate = Callable[[Array, Array], Array]
-
-# No sane update comes near this; sums of such numbers would leave float32.
-LARGEST_ENTRY = 1e30
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Task:
-    """What a client is asked to do in a round: train at these parameters and send the update.
-
-    Attributes
-    ----------
-    node_id
-        The client's position.
-    params, buffers
-        Displacements from the initial model: the client trains at θ0 + params. Read-only.
-    base
-        Names these parameters; comes back with the :class:`Update`.
-    purpose
-        ``"train"`` if the update will be averaged, ``"route"`` if it decides on a child.
-    """
-
-    node_id: int
-    params: Vector
-    buffers: Vector
-    base: str
-    purpose: Literal["train", "route"]
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """A client's reply.
-
-    Attributes
-    ----------
-    vector
-        Shape (num_params,): parameters after training minus before.
-    num_examples
-        How many examples the client trained on: its weight |D_i|.
-    metrics
-        Numbers that the client reports, by name.
-    buffers
-        Shape (num_buffers,): buffers after minus before.
-    base
-        ``task.base`` of the task that it answers. Without it the reply counts as the
-        answer to this round's task.
-    signal
-        Shape (num_params,): what to compare instead of ``vector``, for a server with
-        ``compare="signal"``, for example the negative full-batch gradient.
-    """
-
-    vector: Array
-    num_examples: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    buffers: Array | None = None
-    base: str | None = None
-    signal: Array | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Routing:
-    """A client's step down the tree, with its similarity to each side."""
-
-    client_id: str
-    from_node: int
-    to_node: int
-    similarities: Mapping[int, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundRecord:
-    """Everything that happened in a round.
-
-    Attributes
-    ----------
-    round
-        Counted from 1.
-    decisions
-        One for each examined cluster.
-    refused
-        Client id -> why its reply was not used.
-    routed
-        The clients that moved down the tree.
-    joined, left
-        Client ids that were new in this round, or removed before it.
-    cluster_sizes
-        Leaf -> number of clients after the round.
-    metrics
-        Client id -> what it reported. Not-finite values are None.
-    """
-
-    round: int
-    decisions: tuple[Decision, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-    routed: tuple[Routing, ...] = ()
-    joined: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-    cluster_sizes: Mapping[int, int] = field(default_factory=dict)
-    metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-
-    @property
-    def splits(self) -> tuple[Decision, ...]:
-        """The decisions that split a cluster."""
-        return tuple(decision for decision in self.decisions if decision.verdict == "split")
-
-    def to_json(self) -> JSON:
-        """Give the record as JSON can say it."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, eq=False)
-class _Reply:
-    """A reply that passed all checks."""
-
-    vector: Vector
-    compared: Vector
-    buffers: Vector
-    weight: float
-    metrics: dict[str, float | None]
 
 
 class Server:
@@ -219,7 +100,7 @@ class Server:
         self.max_examples = max_examples
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
-        self._collected: dict[int, dict[str, _Reply]] = {}  # leaf -> replies at its parameters
+        self._collected: dict[int, dict[str, Reply]] = {}  # leaf -> replies at its parameters
         self._rounds_held: dict[int, int] = {}
         self._joined: list[str] = []
         self._left: list[str] = []
@@ -320,12 +201,12 @@ class Server:
 
     def _accept(
         self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]]
-    ) -> tuple[dict[str, str], dict[str, _Reply]]:
+    ) -> tuple[dict[str, str], dict[str, Reply]]:
         """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
         pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
         count = Counter(str(client_id) for client_id, _ in pairs)
         refused: dict[str, str] = {}
-        replies: dict[str, _Reply] = {}
+        replies: dict[str, Reply] = {}
         for client_id, update in sorted(pairs, key=lambda pair: str(pair[0])):
             try:
                 if count[str(client_id)] > 1:
@@ -333,7 +214,13 @@ class Server:
                         f"answered {count[str(client_id)]} times in one round; none of it is used"
                     )
                 self._check_base(client_id, update)
-                replies[client_id] = self._checked(update)
+                replies[client_id] = check_update(
+                    update,
+                    num_params=self.tree.num_params,
+                    num_buffers=self.tree.num_buffers,
+                    compares_signal=self.compare == "signal",
+                    max_examples=self.max_examples,
+                )
             except InvalidUpdate as error:
                 refused[str(client_id)] = str(error)
         return refused, replies
@@ -356,38 +243,7 @@ class Server:
         if client_id in self._collected.get(node.id, {}):
             raise InvalidUpdate("has already answered at these parameters")
 
-    def _checked(self, update: Update) -> _Reply:
-        vector = _checked_vector(update.vector, self.tree.num_params, "update")
-        if not vector.any():
-            raise InvalidUpdate("the update is zero: the client did not train")
-        compared = vector
-        if self.compare == "signal":
-            if update.signal is None:
-                raise InvalidUpdate("the reply carries no signal, which this server compares")
-            compared = _checked_vector(update.signal, self.tree.num_params, "signal")
-        if update.buffers is None:
-            if self.tree.num_buffers:
-                raise InvalidUpdate(f"the reply lacks the {self.tree.num_buffers} buffers")
-            buffers = np.zeros(0, dtype=np.float32)
-        else:
-            buffers = _checked_vector(update.buffers, self.tree.num_buffers, "buffers")
-        weight = update.num_examples
-        if not _is_real(weight) or not 0 < weight <= self.max_examples:
-            raise InvalidUpdate(
-                f"num_examples is {weight!r}; it must be a number above 0 and at most "
-                f"{self.max_examples:g}"
-            )
-        if not isinstance(update.metrics, Mapping) or not all(
-            isinstance(name, str) and _is_real(value) for name, value in update.metrics.items()
-        ):
-            raise InvalidUpdate(f"metrics are {update.metrics!r}; send numbers by name")
-        metrics = {
-            name: float(value) if math.isfinite(value) else None
-            for name, value in update.metrics.items()
-        }
-        return _Reply(vector, compared, buffers, float(weight), metrics)
-
-    def _route(self, replies: dict[str, _Reply], refused: dict[str, str]) -> tuple[Routing, ...]:
+    def _route(self, replies: dict[str, Reply], refused: dict[str, str]) -> tuple[Routing, ...]:
         """Take the replies from inner nodes out of the others and find each client's child."""
         routed = []
         for client_id in list(replies):
@@ -618,9 +474,14 @@ class Server:
             server._rounds_held = {int(i): held for i, held in state["rounds_held"].items()}
             server._joined, server._left = list(state["joined"]), list(state["left"])
             for node_id, entries in state["collected"].items():
-                held = [files["held"][f"{n}-{node_id}"] for n in ("vector", "compared", "buffers")]
                 server._collected[int(node_id)] = {
-                    client_id: _Reply(*(rows[row] for rows in held), weight, metrics)
+                    client_id: Reply(
+                        vector=files["held"][f"vector-{node_id}"][row],
+                        compared=files["held"][f"compared-{node_id}"][row],
+                        buffers=files["held"][f"buffers-{node_id}"][row],
+                        weight=weight,
+                        metrics=metrics,
+                    )
                     for row, (client_id, (weight, metrics)) in enumerate(entries.items())
                 }
             for node_id in server._rounds_held:
@@ -628,27 +489,6 @@ class Server:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server
-
-
-def _checked_vector(array: Array, length: int, name: str) -> Vector:
-    try:
-        vector = to_numpy(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidUpdate(f"the {name} is not an array: {error}") from error
-    if not np.issubdtype(vector.dtype, np.floating):
-        raise InvalidUpdate(f"the {name} has dtype {vector.dtype}; send float32")
-    if vector.shape != (length,):
-        raise InvalidUpdate(f"the {name} has shape {vector.shape}; send shape ({length},)")
-    if not np.isfinite(vector).all():
-        raise InvalidUpdate(f"the {name} contains NaN or infinity; lower the learning rate")
-    if length and np.abs(vector).max() > LARGEST_ENTRY:
-        raise InvalidUpdate(f"the {name} has entries beyond {LARGEST_ENTRY:g}; training diverged")
-    # A copy of our own: whoever sent it may go on writing into the original.
-    return np.array(vector, dtype=np.float32)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _read_only(vector: Vector) -> Vector:

@@ -187,7 +187,9 @@ class ParameterTree:
 
     # Changes
 
-    def advance(self, node_id: int, params_step: Vector, buffers_step: Vector | None = None) -> None:
+    def advance(
+        self, node_id: int, params_step: Vector, buffers_step: Vector | None = None
+    ) -> None:
         """Move a leaf's parameters by a step."""
         node = self._leaf(node_id)
         node.params = node.params + params_step
@@ -380,7 +382,7 @@ class ParameterTree:
                 node_id = entry["id"]
                 tensors = files[f"node-{node_id}" if entry["child_ids"] else "leaves"]
                 cached_ids = entry["cached_client_ids"]
-                cached = files[f"edge-{node_id}"]["updates"] if cached_ids else []
+                cached = list(files[f"edge-{node_id}"]["updates"]) if cached_ids else []
                 tree._nodes[node_id] = Node(
                     id=node_id,
                     parent_id=entry["parent_id"],

@@ -243,7 +243,7 @@ def _checked_similarity(similarity: Array) -> NDArray[np.floating]:
 
 
 def _components(num_clients: int, edge_rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Connected components, numbered in the order of their first rows."""
+    """Find the connected components, counted in the order of their first rows."""
     parent = list(range(num_clients))
     for a_row, b_row in edge_rows:
         a, b = _find(parent, int(a_row)), _find(parent, int(b_row))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -58,7 +58,8 @@ def norms(updates: Array) -> Array:
     for block in _column_blocks(updates.shape[1]):
         wide = xp.astype(updates[:, block], xp.float64)
         squares = squares + xp.sum(wide * wide, axis=1)
-    return xp.sqrt(squares)
+    lengths: Array = xp.sqrt(squares)
+    return lengths
 
 
 def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
@@ -120,7 +121,8 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
         similarity = xp.where(
             same, xp.astype(left_scale > 0, similarity.dtype)[:, None], similarity
         )
-    return xp.clip(similarity, -1.0, 1.0)
+    clipped: Array = xp.clip(similarity, -1.0, 1.0)
+    return clipped
 
 
 def cosine_error_bound(dim: int, unit_roundoff: float = 2.0**-24) -> float:
@@ -173,10 +175,11 @@ def weighted_mean(updates: Array, weights: Array) -> Array:
         xp.sum(xp.astype(updates[:, block], xp.float64) * shares[:, None], axis=0)
         for block in _column_blocks(updates.shape[1])
     ]
-    return xp.astype(xp.concat(blocks), updates.dtype)
+    mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
+    return mean
 
 
-def to_numpy(array: Array) -> NDArray[np.floating]:
+def to_numpy(array: object) -> NDArray[Any]:
     """Bring an array of any library to NumPy, from whatever device it is on."""
     if isinstance(array, np.ndarray):
         return array
@@ -205,10 +208,12 @@ def _reciprocal_norms(updates: Array) -> Array:
     """One over each length, in float64; 0 for a zero update, which so is similar to nothing."""
     xp = array_namespace(updates)
     lengths = norms(updates)
-    return xp.where(lengths > 0, 1.0 / xp.where(lengths > 0, lengths, 1.0), 0.0)
+    reciprocal: Array = xp.where(lengths > 0, 1.0 / xp.where(lengths > 0, lengths, 1.0), 0.0)
+    return reciprocal
 
 
 def _scaled(block: Array, scale: Array) -> Array:
     # In float64 until the last step: the reciprocal length of a tiny update exceeds float32.
     xp = array_namespace(block)
-    return xp.astype(xp.astype(block, xp.float64) * scale[:, None], block.dtype)
+    scaled: Array = xp.astype(xp.astype(block, xp.float64) * scale[:, None], block.dtype)
+    return scaled

@@ -157,5 +157,5 @@ def typical_intra_similarity(noise: ArrayLike) -> NDArray[np.float64]:
 def _checked_noise(noise: ArrayLike) -> NDArray[np.float64]:
     gamma = np.asarray(noise, dtype=np.float64)
     if not ((gamma >= 0) & (gamma < 1)).all():
-        raise ValueError(f"noise is {noise}; the theorem holds for values in [0, 1)")
+        raise ValueError(f"noise is {noise!r}; the theorem holds for values in [0, 1)")
     return gamma

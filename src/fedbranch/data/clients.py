@@ -154,7 +154,9 @@ def federate(
     all_rows = np.arange(len(rows.y))
     if held_out == "shared":
         train_rows, test_rows = _split_off(all_rows, test_fraction, split_seed)
-        parts = [train_rows[part] for part in partition(rows.y[train_rows], num_clients, seed=part_seed)]
+        parts = [
+            train_rows[part] for part in partition(rows.y[train_rows], num_clients, seed=part_seed)
+        ]
         tests = [test_rows] * num_clients
     else:
         whole = partition(rows.y, num_clients, seed=part_seed)

@@ -36,9 +36,7 @@ class Relabel:
 
     new_labels: tuple[int, ...]
 
-    def __call__(
-        self, x: Inputs, y: Labels, rng: np.random.Generator
-    ) -> tuple[Inputs, Labels]:
+    def __call__(self, x: Inputs, y: Labels, rng: np.random.Generator) -> tuple[Inputs, Labels]:
         """Apply it to one client's rows."""
         return x, np.asarray(self.new_labels, dtype=y.dtype)[y]
 
@@ -49,9 +47,7 @@ class Rotate:
 
     degrees: float
 
-    def __call__(
-        self, x: Inputs, y: Labels, rng: np.random.Generator
-    ) -> tuple[Inputs, Labels]:
+    def __call__(self, x: Inputs, y: Labels, rng: np.random.Generator) -> tuple[Inputs, Labels]:
         """Apply it to one client's rows, images in the last two axes."""
         if x.ndim < 3:
             raise ValueError(f"x has shape {x.shape}; only images (..., height, width) rotate")
@@ -70,9 +66,7 @@ class AddNoise:
 
     standard_deviation: float
 
-    def __call__(
-        self, x: Inputs, y: Labels, rng: np.random.Generator
-    ) -> tuple[Inputs, Labels]:
+    def __call__(self, x: Inputs, y: Labels, rng: np.random.Generator) -> tuple[Inputs, Labels]:
         """Apply it to one client's rows."""
         return (x + rng.normal(0, self.standard_deviation, x.shape)).astype(x.dtype), y
 
@@ -169,6 +163,4 @@ def feature_noise(num_groups: int, *, standard_deviation: float) -> list[Transfo
     >>> feature_noise(2, standard_deviation=0.2)
     [AddNoise(standard_deviation=0.1), AddNoise(standard_deviation=0.2)]
     """
-    return [
-        AddNoise(standard_deviation * (group + 1) / num_groups) for group in range(num_groups)
-    ]
+    return [AddNoise(standard_deviation * (group + 1) / num_groups) for group in range(num_groups)]

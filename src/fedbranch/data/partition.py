@@ -124,9 +124,7 @@ def shards(
     ]
 
 
-def quantity_skew(
-    labels: ArrayLike, num_clients: int, *, ratio: float, seed: int
-) -> list[Rows]:
+def quantity_skew(labels: ArrayLike, num_clients: int, *, ratio: float, seed: int) -> list[Rows]:
     """Deal the rows out at random, in numbers that grow geometrically from client to client.
 
     Parameters

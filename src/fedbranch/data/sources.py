@@ -12,10 +12,7 @@ __all__ = ["digits"]
 def digits() -> Examples:
     """Load scikit-learn's 1,797 handwritten digits, which ship with it.
 
-    Returns
-    -------
-    Examples
-        Images of shape (1797, 1, 8, 8), float32 in [0, 1], and labels 0-9.
+    The images have shape (1797, 1, 8, 8) and are float32 in [0, 1]; labels are 0-9.
 
     Examples
     --------

@@ -54,7 +54,7 @@ class Comparison:
         return Counter(client_id for entry in self.history for client_id in entry.record.refused)
 
     def groups_at(self, node_id: int) -> Counter[str]:
-        """True group -> number of its clients in a cluster."""
+        """Count the clients of each true group in a cluster."""
         return Counter(
             self.true_groups[client_id]
             for client_id in self.tree.cluster(node_id)

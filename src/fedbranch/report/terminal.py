@@ -57,7 +57,9 @@ def _cluster_tree(comparison: Comparison) -> Tree:
 
 def _node_label(comparison: Comparison, node: Node) -> Text:
     num_clients = len(comparison.tree.cluster(node.id))
-    label = Text(f"{'leaf' if node.is_leaf else 'node'} {node.id}", "bold green" if node.is_leaf else "bold")
+    label = Text(
+        f"{'leaf' if node.is_leaf else 'node'} {node.id}", "bold green" if node.is_leaf else "bold"
+    )
     label.append(f"  {num_clients} client{'s' if num_clients != 1 else ''}", "not bold default")
     groups = comparison.groups_at(node.id)
     if groups:
@@ -77,7 +79,9 @@ def _table(comparison: Comparison) -> Table:
     table.add_column("clients", justify="right")
     for method in methods:
         table.add_column(METHOD_TITLES[method], justify="right", style="bold" * (method == "cfl"))
-    rows = [(f"leaf {leaf.id}", comparison.tree.members(leaf.id)) for leaf in comparison.tree.leaves]
+    rows = [
+        (f"leaf {leaf.id}", comparison.tree.members(leaf.id)) for leaf in comparison.tree.leaves
+    ]
     for name, client_ids in [*rows, ("all", comparison.tree.client_ids)]:
         if name == "all":
             table.add_section()

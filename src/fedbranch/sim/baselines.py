@@ -30,9 +30,7 @@ def fedavg(
     return simulate(model, clients, rule=NeverSplit(), method="fedavg", **settings)
 
 
-def local(
-    model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]
-) -> Run:
+def local(model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]) -> Run:
     """Let every client train alone, for as many rounds as the others take together."""
     alone = {client_id: [client_id] for client_id in clients}
     return simulate(
@@ -106,9 +104,7 @@ def ifca(
     def choose(server: Server, client_ids: list[str]) -> None:
         losses: dict[str, list[tuple[float, int]]] = {client_id: [] for client_id in client_ids}
         for leaf in server.tree.leaves:
-            state = initial.moved_by(
-                torch.tensor(leaf.params), torch.tensor(leaf.buffers)
-            )
+            state = initial.moved_by(torch.tensor(leaf.params), torch.tensor(leaf.buffers))
             state.load_into(trial)
             for client_id in client_ids:
                 measured = evaluate(trial, clients[client_id].train, training)
@@ -132,7 +128,7 @@ def _start_from(server: Server, groups: Mapping[str, list[str]]) -> None:
 
 
 def _fresh_weights(model: nn.Module, seed: int) -> nn.Module:
-    """A copy in which every layer that can has drawn its initial weights again."""
+    """Copy a model and let every layer that can draw its initial weights again."""
     fresh = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -229,9 +229,7 @@ def simulate(
         if on_round is not None:
             on_round(entry)
 
-    run = Run(
-        server, history, None if run_folder is None else run_folder.path, work_model, initial
-    )
+    run = Run(server, history, None if run_folder is None else run_folder.path, work_model, initial)
     if run_folder is not None:
         run_folder.finish(
             {

@@ -77,5 +77,9 @@ def cnn(
             depth, height, width = next_depth, height // 2, width // 2
         flat = depth * height * width
         return nn.Sequential(
-            *layers, nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+            *layers,
+            nn.Flatten(),
+            nn.Linear(flat, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, num_classes),
         )

@@ -1,0 +1,91 @@
+"""Frozen dataclasses filled from TOML tables, with errors that name the entry to correct."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedbranch.errors import InvalidExperiment
+
+__all__ = ["fill", "require"]
+
+T = TypeVar("T")
+
+
+def require(name: str, value: object, is_allowed: bool, allowed: str) -> None:
+    """Raise ValueError unless a setting has an allowed value."""
+    if not is_allowed:
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def fill(cls: type[T], table: object, where: str = "") -> T:
+    """Make a dataclass from a TOML table, or say which entry is wrong and why.
+
+    Parameters
+    ----------
+    cls
+        A dataclass whose fields are whole numbers, numbers, literals, lists of those, or
+        dataclasses of the same kind.
+    table
+        What tomllib or JSON gave.
+    where
+        The table's name in the file, for messages.
+
+    Raises
+    ------
+    InvalidExperiment
+        Naming the field, its value and what is allowed.
+    """
+    if not isinstance(table, dict):
+        raise InvalidExperiment(f"{where or 'the file'} is {table!r}; it must be a table")
+    prefix = f"{where}." if where else ""
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]  # T is a dataclass
+    hints = get_type_hints(cls)
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
+            raise InvalidExperiment(f"{prefix}{key} = {table[key]!r} is not a setting; {hint}")
+    missing = [
+        name
+        for name, item in known.items()
+        if name not in table and item.default is MISSING and item.default_factory is MISSING
+    ]
+    if missing:
+        raise InvalidExperiment(f"{prefix}{missing[0]} is missing; it has no default")
+    values = {key: _typed(hints[key], value, prefix + key) for key, value in table.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise InvalidExperiment(f"{prefix}{error}") from error
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """Check a TOML value against a field's type; give it as the dataclass wants it."""
+    origin = get_origin(hint)
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        return fill(hint, value, where)
+    if origin in (Union, UnionType):
+        (hint,) = (option for option in get_args(hint) if option is not NoneType)
+        return _typed(hint, value, where)
+    if origin is Literal:
+        if value in get_args(hint):
+            return value
+        allowed = "one of " + ", ".join(repr(option) for option in get_args(hint))
+    elif origin is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_typed(get_args(hint)[0], item, where) for item in value)
+        allowed = "a list"
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        allowed = "a number"
+    else:
+        assert hint is int
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        allowed = "a whole number"
+    raise InvalidExperiment(f"{where} is {value!r}; it must be {allowed}")
