@@ -145,7 +145,7 @@ def _checked_vector(array: Array, length: int, name: str) -> Vector:
         raise InvalidUpdate(f"the {name} has shape {vector.shape}; send shape ({length},)")
     if not np.isfinite(vector).all():
         raise InvalidUpdate(f"the {name} contains NaN or infinity; lower the learning rate")
-    if length and np.abs(vector).max() > LARGEST_ENTRY:
+    if length and float(np.abs(vector).max()) > LARGEST_ENTRY:
         raise InvalidUpdate(f"the {name} has entries beyond {LARGEST_ENTRY:g}; training diverged")
     # A copy of our own: whoever sent it may go on writing into the original.
     return np.array(vector, dtype=np.float32)

@@ -32,7 +32,7 @@ def iid(labels: ArrayLike, num_clients: int, *, seed: int) -> list[Rows]:
     Examples
     --------
     >>> [rows.tolist() for rows in iid([0, 1, 0, 1], 2, seed=0)]
-    [[2, 3], [0, 1]]
+    [[0, 2], [1, 3]]
     """
     order = np.random.default_rng(seed).permutation(_num_rows(labels, num_clients))
     return [np.sort(part) for part in np.array_split(order, num_clients)]

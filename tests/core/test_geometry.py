@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbranch import cosine_error_bound, cosine_similarity, norms, weighted_mean
+from fedbranch.core import geometry
+
+LIBRARIES = {
+    "numpy": lambda array: array,
+    "torch": torch.from_numpy,
+}
+
+
+@pytest.fixture(params=LIBRARIES)
+def convert(request):
+    return LIBRARIES[request.param]
+
+
+def exact_cosines(updates):
+    wide = updates.astype(np.longdouble)
+    lengths = np.sqrt((wide**2).sum(axis=1))
+    return (wide @ wide.T) / np.outer(lengths, lengths)
+
+
+def test_similarity_by_hand(convert):
+    updates = convert(np.float32([[1, 0], [1, 1], [-2, 0]]))
+
+    similarity = np.asarray(cosine_similarity(updates))
+
+    half = np.sqrt(0.5)
+    np.testing.assert_allclose(
+        similarity, [[1, half, -1], [half, 1, -half], [-1, -half, 1]], atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("dim", [1, 3, 100, geometry.BLOCK, geometry.BLOCK + 1, 50_000])
+@pytest.mark.parametrize("kind", ["normal", "all positive", "nearly parallel", "spread scales"])
+def test_similarity_stays_within_its_error_bound(convert, dim, kind):
+    rng = np.random.default_rng(dim)
+    updates = rng.normal(size=(6, dim))
+    if kind == "all positive":  # rounding errors do not cancel
+        updates = np.abs(updates) + 1
+    elif kind == "nearly parallel":
+        updates = rng.normal(size=dim) + 1e-3 * updates
+    elif kind == "spread scales":
+        updates *= 10.0 ** rng.integers(-12, 12, size=(6, 1))
+    updates = updates.astype(np.float32)
+
+    similarity = np.asarray(cosine_similarity(convert(updates)))
+
+    assert similarity.dtype == np.float32
+    assert np.abs(similarity - exact_cosines(updates)).max() <= cosine_error_bound(dim)
+
+
+def test_similarity_of_float64_is_as_exact_as_float64(convert):
+    updates = np.random.default_rng(0).normal(size=(5, 9000))
+
+    similarity = np.asarray(cosine_similarity(convert(updates)))
+
+    bound = cosine_error_bound(9000, unit_roundoff=2.0**-53)
+    assert np.abs(similarity - exact_cosines(updates)).max() <= bound
+
+
+def test_libraries_agree():
+    updates = np.random.default_rng(0).normal(size=(30, 10_000)).astype(np.float32)
+    weights = np.arange(1.0, 31.0)
+    tensors = torch.from_numpy(updates)
+
+    bound = 2 * cosine_error_bound(10_000)
+    np.testing.assert_allclose(cosine_similarity(updates), cosine_similarity(tensors), atol=bound)
+    np.testing.assert_allclose(norms(updates), norms(tensors), rtol=1e-14)
+    np.testing.assert_allclose(
+        weighted_mean(updates, weights),
+        weighted_mean(tensors, torch.from_numpy(weights)),
+        rtol=1e-6,
+        atol=1e-12,
+    )
+
+
+def test_a_zero_update_is_similar_to_nothing(convert):
+    similarity = np.asarray(cosine_similarity(convert(np.float32([[0, 0], [1, 2]]))))
+
+    assert similarity.tolist() == [[0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e30, 3e38])
+def test_tiny_and_huge_updates_neither_vanish_nor_overflow(convert, scale):
+    updates = (np.array([[0.6, 0.8], [0.8, -0.6], [0.6, 0.8]]) * scale).astype(np.float32)
+
+    similarity = np.asarray(cosine_similarity(convert(updates)))
+
+    np.testing.assert_allclose(similarity, [[1, 0, 1], [0, 1, 0], [1, 0, 1]], atol=1e-4)
+
+
+def test_similarity_is_exactly_symmetric_with_ones_on_the_diagonal(convert):
+    updates = np.random.default_rng(1).normal(size=(40, 5000)).astype(np.float32)
+
+    similarity = np.asarray(cosine_similarity(convert(updates)))
+
+    assert np.array_equal(similarity, similarity.T)
+    assert (np.diag(similarity) == 1).all()
+
+
+def test_similarity_to_others_is_the_same_as_within_one_matrix(convert):
+    updates = np.random.default_rng(2).normal(size=(7, 6000)).astype(np.float32)
+
+    between = np.asarray(cosine_similarity(convert(updates[:3]), convert(updates[3:])))
+
+    assert between.shape == (3, 4)
+    np.testing.assert_allclose(
+        between, cosine_similarity(updates)[:3, 3:], atol=cosine_error_bound(6000)
+    )
+
+
+@given(st.integers(1, 6), st.integers(1, 30), st.integers(0, 2**32 - 1))
+def test_mean_and_norms_equal_the_definition(num_clients, dim, seed):
+    rng = np.random.default_rng(seed)
+    updates, weights = rng.normal(size=(num_clients, dim)), rng.uniform(0.1, 9, num_clients)
+
+    np.testing.assert_allclose(
+        weighted_mean(updates, weights), np.average(updates, axis=0, weights=weights), atol=1e-12
+    )
+    np.testing.assert_allclose(norms(updates), np.linalg.norm(updates, axis=1), rtol=1e-12)
+
+
+def test_the_mean_of_one_update_is_that_update(convert):
+    update = np.random.default_rng(3).normal(size=(1, 5000)).astype(np.float32)
+
+    assert np.array_equal(np.asarray(weighted_mean(convert(update), [7.0])), update[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cosine_similarity(np.zeros(3)), r"shape \(3,\)"),
+        (lambda: cosine_similarity(np.zeros((2, 3)), np.zeros((2, 4))), "3 columns and others 4"),
+        (lambda: weighted_mean(np.zeros((0, 3)), np.zeros(0)), "zero updates"),
+        (lambda: weighted_mean(np.zeros((2, 3)), np.zeros(3)), r"weights have shape \(3,\)"),
+    ],
+)
+def test_wrong_shapes_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_whole_numbers_are_refused():
+    with pytest.raises(TypeError, match="int64"):
+        norms(np.zeros((2, 3), dtype=np.int64))

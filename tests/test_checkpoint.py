@@ -1,0 +1,114 @@
+import json
+
+import numpy as np
+import pytest
+
+from fedbranch import DamagedFile
+from fedbranch.checkpoint import read_checkpoint, write_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path, 1)
+    return tmp_path
+
+
+def write(folder, number):
+    files = {
+        "changing": {"x": np.full(3, number, dtype=np.float32)},
+        "fixed": {"y": np.arange(4.0)},
+        "empty": {},
+    }
+    write_checkpoint(folder, "test", {"number": number}, files)
+
+
+def test_what_is_read_is_what_was_written(folder):
+    state, files = read_checkpoint(folder, "test")
+
+    assert state == {"number": 1}
+    assert files["changing"]["x"].tolist() == [1, 1, 1]
+    assert files["fixed"]["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_second_write_replaces_the_first_and_keeps_what_did_not_change(folder):
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("fixed-*")}
+
+    write(folder, 2)
+
+    state, files = read_checkpoint(folder, "test")
+    assert (state["number"], files["changing"]["x"][0]) == (2, 2)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.glob("fixed-*")} == before
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_a_crash_before_the_last_step_leaves_the_old_state(folder, monkeypatch):
+    import fedbranch.checkpoint as module
+
+    original = module.replace_file
+
+    def crash_at_the_state(path, content):
+        if path.name == "state.json":
+            raise OSError(28, "No space left on device")
+        original(path, content)
+
+    monkeypatch.setattr(module, "replace_file", crash_at_the_state)
+    with pytest.raises(OSError, match="No space"):
+        write(folder, 2)
+
+    state, files = read_checkpoint(folder, "test")
+    assert (state["number"], files["changing"]["x"][0]) == (1, 1)
+
+
+def test_no_file_is_a_pickle(folder):
+    for path in folder.iterdir():
+        assert path.suffix in {".json", ".safetensors"}
+    json.loads((folder / "state.json").read_text())
+
+
+def truncate(folder):
+    path = next(folder.glob("fixed-*"))
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(folder):
+    path = next(folder.glob("fixed-*"))
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def edit_state(folder, **changes):
+    path = folder / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, r"fixed-\w+\.safetensors was cut or changed"),
+        (flip_a_bit, r"fixed-\w+\.safetensors was cut or changed"),
+        (lambda folder: next(folder.glob("fixed-*")).unlink(), "is missing"),
+        (lambda folder: (folder / "state.json").unlink(), "does not exist"),
+        (lambda folder: (folder / "state.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "state.json").write_text("[]"), "cannot be read"),
+        (lambda folder: (folder / "state.json").write_bytes(b"\xff\xfe"), "cannot be read"),
+        (lambda folder: edit_state(folder, schema=99), "schema 99"),
+        (lambda folder: edit_state(folder, kind="tree"), "holds a saved tree"),
+        (
+            lambda folder: edit_state(
+                folder, tensors={"x": {"file": "../../etc/passwd", "sha256": ""}}
+            ),
+            "outside its folder",
+        ),
+    ],
+)
+def test_damage_is_named(folder, damage, message):
+    damage(folder)
+
+    with pytest.raises(DamagedFile, match=message):
+        read_checkpoint(folder, "test")
+
+
+def test_nan_in_a_state_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_checkpoint(tmp_path, "test", {"x": float("nan")}, {})

@@ -1,0 +1,186 @@
+"""One bad reply among good ones: refused with its reason, and as if that client were absent."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from fakes import DIM, QuadraticClients, fingerprint
+
+from fedbranch import Server, Thresholds, Update
+
+GOOD = np.ones(DIM, dtype=np.float32)
+
+
+def with_entry(value):
+    vector = GOOD.copy()
+    vector[3] = value
+    return vector
+
+
+BAD = {
+    "NaN": (Update(with_entry(np.nan), 10), "NaN or infinity"),
+    "infinity": (Update(with_entry(-np.inf), 10), "NaN or infinity"),
+    "absurd entry": (Update(with_entry(1e35), 10), "beyond 1e\\+30"),
+    "float64 beyond float32": (Update(with_entry(1.0).astype(float) * 1e300, 10), "beyond"),
+    "too short": (Update(GOOD[:-1], 10), r"shape \(19,\); send shape \(20,\)"),
+    "too many axes": (Update(GOOD[None, :], 10), r"shape \(1, 20\)"),
+    "empty": (Update(GOOD[:0], 10), r"shape \(0,\)"),
+    "zero": (Update(GOOD * 0, 10), "did not train"),
+    "whole numbers": (Update(np.ones(DIM, dtype=np.int64), 10), "dtype int64"),
+    "complex": (Update(GOOD.astype(complex), 10), "dtype complex128"),
+    "objects": (Update(np.array([None] * DIM), 10), "dtype object"),
+    "text": (Update("hello", 10), "dtype <U5"),
+    "ragged": (Update([[1.0], [1.0, 2.0]], 10), "not an array"),
+    "nothing": (Update(None, 10), "dtype object"),
+    "weight 0": (Update(GOOD, 0), "num_examples is 0"),
+    "weight -1": (Update(GOOD, -1), "num_examples is -1"),
+    "weight NaN": (Update(GOOD, float("nan")), "num_examples is nan"),
+    "weight infinite": (Update(GOOD, float("inf")), "num_examples is inf"),
+    "weight huge": (Update(GOOD, 1e30), "num_examples is 1e\\+30"),
+    "weight text": (Update(GOOD, "10"), "num_examples is '10'"),
+    "weight missing": (Update(GOOD, None), "num_examples is None"),
+    "weight boolean": (Update(GOOD, True), "num_examples is True"),
+    "metrics text": (Update(GOOD, 10, metrics={"loss": "low"}), "metrics are"),
+    "metrics missing": (Update(GOOD, 10, metrics=None), "metrics are None"),
+    "unasked buffers": (Update(GOOD, 10, buffers=np.ones(3, dtype=np.float32)), "buffers"),
+    "other base": (Update(GOOD, 10, base="0.999"), "other parameters"),
+    "another node's base": (Update(GOOD, 10, base="7.0"), "other parameters"),
+    "not an update": ({"vector": GOOD}, "the reply is a dict"),
+    "no reply at all": (None, "the reply is a NoneType"),
+}
+
+
+def play(extra_replies, rounds=25):
+    """Run a federation in which c04 either stays silent or sends what it is given."""
+    clients = QuadraticClients(num_groups=2, clients_per_group=4)
+    # c04 never gives a usable reply, so the others must be enough for a decision.
+    rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, coverage=0.8)
+    server = Server(DIM, rule=rule)
+    records = []
+    for _ in range(rounds):
+        tasks = server.plan(clients.client_ids)
+        replies = [(i, clients.update(i, task)) for i, task in tasks.items() if i != "c04"]
+        records.append(server.step([*replies, *extra_replies]))
+    return server, records
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    server, records = play([])
+    assert len(server.clusters) == 2
+    assert not any(record.refused for record in records)
+    return fingerprint(server)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_reply_is_refused_and_the_rest_is_as_if_its_client_were_absent(name, undisturbed):
+    reply, reason = BAD[name]
+
+    server, records = play([("c04", reply)])
+
+    for record in records:
+        assert set(record.refused) == {"c04"}
+    assert re.search(reason, records[0].refused["c04"])
+    assert fingerprint(server) == undisturbed
+
+
+def test_a_client_that_answers_twice_is_not_used_at_all(undisturbed):
+    replies = [("c04", Update(GOOD, 10)), ("c04", Update(2 * GOOD, 10))]
+
+    server, records = play(replies)
+
+    assert "answered 2 times" in records[0].refused["c04"]
+    assert fingerprint(server) == undisturbed
+
+
+@pytest.mark.parametrize("client_id", ["stranger", 17, None])
+def test_an_unknown_client_is_refused(client_id, undisturbed):
+    server, records = play([(client_id, Update(GOOD, 10))])
+
+    assert "unknown client" in records[0].refused[str(client_id)]
+    assert fingerprint(server) == undisturbed
+
+
+def test_a_client_that_was_not_asked_is_refused():
+    server = Server(DIM, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    server.plan(["a"])
+    server.step({"a": Update(GOOD, 10)})
+
+    record = server.step({"a": Update(GOOD, 10)})
+
+    assert "no task was planned" in record.refused["a"]
+
+
+def test_an_old_reply_is_refused():
+    server = Server(DIM, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    old = server.plan(["a", "b"])["b"].base
+    server.step({"a": Update(GOOD, 10)})
+    server.plan(["a", "b"])
+
+    record = server.step({"b": Update(GOOD, 10, base=old)})
+
+    assert record.refused == {
+        "b": "computed at other parameters ('0.0') than the client's position has now ('0.1')"
+    }
+
+
+@pytest.mark.parametrize("empty", [{}, []])
+def test_an_empty_round_changes_nothing_but_the_count(empty):
+    server = Server(DIM, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    server.plan([])
+
+    record = server.step(empty)
+
+    assert (record.round, server.round) == (1, 1)
+    assert record.decisions == ()
+    assert not server.tree.root.params.any()
+
+
+def test_a_round_of_bad_replies_only_changes_nothing():
+    server = Server(DIM, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    server.plan(["a", "b"])
+
+    record = server.step({"a": Update(with_entry(np.nan), 1), "b": Update(GOOD, 0)})
+
+    assert set(record.refused) == {"a", "b"}
+    assert record.decisions == ()
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        torch.ones(DIM),
+        torch.ones(DIM, requires_grad=True),
+        torch.ones(DIM, dtype=torch.float64),
+        np.ones(DIM, dtype=np.float16),
+    ],
+)
+def test_floating_vectors_of_any_library_and_precision_are_welcome(vector):
+    server = Server(DIM, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    server.plan(["a"])
+
+    record = server.step({"a": Update(vector, np.int32(3), metrics={"loss": np.float32(0.5)})})
+
+    assert not record.refused
+    assert server.tree.root.params.dtype == np.float32
+    assert server.tree.root.params.tolist() == [1] * DIM
+
+
+def test_a_missing_signal_or_buffer_is_named():
+    server = Server(DIM, num_buffers=2, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    server.plan(["a"])
+    assert server.step({"a": Update(GOOD, 1)}).refused == {"a": "the reply lacks the 2 buffers"}
+
+    server = Server(DIM, compare="signal", rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    server.plan(["a"])
+    assert "no signal" in server.step({"a": Update(GOOD, 1)}).refused["a"]
+
+
+def test_metrics_that_are_not_finite_are_kept_as_unknown():
+    server = Server(DIM, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
+    server.plan(["a"])
+
+    record = server.step({"a": Update(GOOD, 1, metrics={"auc": float("nan"), "loss": 1})})
+
+    assert record.metrics == {"a": {"auc": None, "loss": 1.0}}

@@ -1,0 +1,603 @@
+import json
+
+import numpy as np
+import pytest
+from fakes import DIM, QuadraticClients, fingerprint
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fedbranch import Decision, NeverSplit, RoundRecord, Server, Thresholds, Update
+
+THRESHOLDS = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5)
+
+
+def server_for(clients, rule=THRESHOLDS, **settings):
+    return Server(DIM, rule=rule, **settings)
+
+
+# The paper's algorithms by hand
+
+
+def test_federated_learning_by_hand():
+    # θ ← θ + Σ |D_i|/|D| Δθ_i with 30 and 10 examples: 3/4 and 1/4.
+    server = Server(2, rule=NeverSplit())
+    server.plan(["a", "b"])
+
+    server.step(
+        {
+            "a": Update(np.float32([4, 0]), num_examples=30),
+            "b": Update(np.float32([0, 8]), num_examples=10),
+        }
+    )
+
+    assert server.tree.root.params.tolist() == [3, 2]
+    assert server.plan(["a"])["a"].params.tolist() == [3, 2]
+
+
+def test_equal_weights_by_hand():
+    server = Server(2, rule=NeverSplit(), weighting="equal")
+    server.plan(["a", "b"])
+
+    server.step(
+        {
+            "a": Update(np.float32([4, 0]), num_examples=30),
+            "b": Update(np.float32([0, 8]), num_examples=10),
+        }
+    )
+
+    assert server.tree.root.params.tolist() == [2, 4]
+
+
+def test_clustered_federated_learning_by_hand():
+    # Two clients with optima at +4 and −4, full steps. Round 1 is stationary at 0: Δ = ±4.
+    server = Server(1, rule=Thresholds(eps_mean=0.1, eps_max=1, gamma_max=0.9))
+    optimum = {"a": 4.0, "b": -4.0}
+
+    def play():
+        tasks = server.plan(["a", "b"])
+        moves = {i: np.float32([optimum[i]]) - task.params for i, task in tasks.items()}
+        return server.step({i: Update(move, num_examples=1) for i, move in moves.items() if move})
+
+    first = play()
+    assert [d.verdict for d in first.decisions] == ["split"]
+    assert first.decisions[0].measurements["cross_similarity"] == -1
+    assert first.decisions[0].measurements["tolerated_noise"] == 1
+    # Both children start from θ* = 0, the parameters at which the updates were computed.
+    assert server.clusters == {1: ["a"], 2: ["b"]}
+    assert [leaf.params.tolist() for leaf in server.tree.leaves] == [[0], [0]]
+    assert server.tree[1].cached_updates["a"].tolist() == [4]
+
+    play()
+    assert [leaf.params.tolist() for leaf in server.tree.leaves] == [[4], [-4]]
+    assert server.tree.root.params.tolist() == [0]
+
+
+def test_the_mean_is_not_added_in_the_round_of_the_split():
+    # The weighted mean is short of ε1 but not zero; adding it would move θ* away from the
+    # parameters at which the cached updates were computed.
+    server = Server(1, rule=Thresholds(eps_mean=0.5, eps_max=1, gamma_max=0.9))
+    server.plan(["a", "b"])
+
+    record = server.step(
+        {"a": Update(np.float32([2]), num_examples=1), "b": Update(np.float32([-1.5]), 1)}
+    )
+
+    assert record.splits
+    assert {node.id: node.params.tolist() for node in server.tree} == {0: [0], 1: [0], 2: [0]}
+
+
+def test_a_secret_permutation_changes_nothing_but_the_order_of_coordinates():
+    clients = QuadraticClients(num_groups=3, clients_per_group=3)
+    permutation = np.random.default_rng(5).permutation(DIM)
+    hidden = QuadraticClients(num_groups=3, clients_per_group=3)
+    hidden.optimum = {i: optimum[permutation] for i, optimum in clients.optimum.items()}
+    plain_server, hidden_server = server_for(clients), server_for(hidden)
+
+    for _ in range(40):
+        clients.play_round(plain_server, clients.client_ids)
+        hidden.play_round(hidden_server, clients.client_ids)
+
+    assert plain_server.clusters == hidden_server.clusters
+    assert len(plain_server.clusters) == 3
+    for plain, secret in zip(plain_server.tree, hidden_server.tree, strict=True):
+        assert np.array_equal(plain.params[permutation], secret.params)
+
+
+# Recursion
+
+
+def test_three_splits_put_every_client_into_its_true_group():
+    clients = QuadraticClients(num_groups=4, clients_per_group=5)
+    server = server_for(clients)
+
+    records = [clients.play_round(server, clients.client_ids) for _ in range(40)]
+
+    assert clients.are_separated(server)
+    assert len(server.clusters) == 4
+    assert sum(len(record.splits) for record in records) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_recursion_with_half_of_the_clients_in_each_round(seed):
+    clients = QuadraticClients(num_groups=4, clients_per_group=5, seed=seed)
+    server = server_for(clients)
+    rng = np.random.default_rng(seed)
+    records = []
+
+    for _ in range(200):
+        asked = sorted(rng.choice(clients.client_ids, size=10, replace=False))
+        records.append(clients.play_round(server, [str(i) for i in asked]))
+
+    assert clients.are_separated(server)
+    assert len(server.clusters) == 4
+    splits = [split for record in records for split in record.splits]
+    assert all(s.measurements["num_answered"] == s.measurements["num_members"] for s in splits)
+
+
+def test_recursion_with_late_joiners():
+    clients = QuadraticClients(num_groups=4, clients_per_group=5)
+    server = server_for(clients)
+    early, late = clients.client_ids[:12], clients.client_ids[12:]  # two late ones per group
+    for _ in range(40):
+        clients.play_round(server, early)
+    assert clients.are_separated(server)
+    assert len(server.clusters) == 4
+
+    first = clients.play_round(server, clients.client_ids)
+    for _ in range(5):
+        clients.play_round(server, clients.client_ids)
+
+    assert first.joined == tuple(late)
+    assert {move.client_id for move in first.routed} == set(late)
+    assert clients.are_separated(server)
+    assert server.tree.client_ids == clients.client_ids
+
+
+def test_recursion_with_clients_that_leave():
+    clients = QuadraticClients(num_groups=4, clients_per_group=5)
+    server = server_for(clients)
+    present = list(clients.client_ids)
+    for number in range(60):
+        if number % 6 == 5:
+            server.remove([present.pop(number % len(present))])
+        record = clients.play_round(server, present)
+        if number % 6 == 5:
+            assert len(record.left) == 1
+
+    assert server.tree.client_ids == sorted(present)
+    assert clients.are_separated(server)
+
+
+def test_a_client_that_comes_back_finds_its_cluster_again():
+    clients = QuadraticClients(num_groups=4, clients_per_group=3)
+    server = server_for(clients)
+    for _ in range(40):
+        clients.play_round(server, clients.client_ids)
+    home = server.tree.position("c05")
+
+    server.remove(["c05"])
+    clients.play_round(server, [i for i in clients.client_ids if i != "c05"])
+    for _ in range(4):
+        clients.play_round(server, clients.client_ids)
+
+    assert server.tree.position("c05") == home
+
+
+def test_a_rerouted_client_finds_its_cluster_again():
+    clients = QuadraticClients(num_groups=3, clients_per_group=3)
+    server = server_for(clients)
+    for _ in range(40):
+        clients.play_round(server, clients.client_ids)
+    home = server.tree.position("c01")
+
+    server.reroute(["c01"])
+    assert server.tree.position("c01") == 0
+    for _ in range(3):
+        clients.play_round(server, clients.client_ids)
+
+    assert server.tree.position("c01") == home
+
+
+def test_an_undone_split_trains_again_as_one_cluster():
+    clients = QuadraticClients(num_groups=2, clients_per_group=3)
+    server = server_for(clients)
+    while len(server.clusters) < 2:
+        clients.play_round(server, clients.client_ids)
+    solution = server.tree.root.params.copy()
+    clients.play_round(server, clients.client_ids)
+
+    server.undo_split(0)
+
+    assert server.clusters == {0: clients.client_ids}
+    assert np.array_equal(server.tree.root.params, solution)
+    record = clients.play_round(server, clients.client_ids)
+    assert not record.refused
+
+
+# Holding still
+
+
+def test_a_holding_cluster_stands_still_and_asks_each_client_once():
+    clients = QuadraticClients(num_groups=2, clients_per_group=3)
+    server = server_for(clients)
+    while True:
+        record = clients.play_round(server, ["c00", "c01", "c02", "c03"])
+        if record.splits:
+            raise AssertionError("split without c04 and c05 known to the server")
+        server.plan(clients.client_ids)  # makes all six known
+        if record.decisions[0].verdict == "hold":
+            break
+    params = server.tree.root.params.copy()
+
+    assert server.awaited == ["c04", "c05"]
+    assert set(server.plan(clients.client_ids)) == {"c04", "c05"}
+    late = clients.play_round(server, ["c04"])
+    assert late.decisions[0].verdict == "hold"
+    assert np.array_equal(server.tree.root.params, params)
+    done = clients.play_round(server, ["c05"])
+
+    assert [d.verdict for d in done.decisions] == ["split"]
+    assert done.decisions[0].measurements["num_answered"] == 6
+    assert np.array_equal(server.tree.root.params, params)
+    assert clients.are_separated(server)
+    assert server.awaited == []
+
+
+def test_a_cluster_that_held_in_vain_trains_on_with_all_it_has_collected():
+    rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, max_hold_rounds=2)
+    server = Server(1, rule=rule)
+    server.plan(["a", "b", "silent"])
+    server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-1.9]), 1)})
+    verdicts = []
+
+    for _ in range(2):
+        server.plan(["silent"])
+        verdicts.append(server.step({}).decisions[0].verdict)
+
+    assert verdicts == ["hold", "train"]
+    assert server.tree.root.params == pytest.approx([0.05])
+    assert len(server.tree) == 1
+
+
+def test_clients_that_leave_are_no_longer_waited_for():
+    server = Server(1, rule=Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5))
+    server.plan(["a", "b", "gone"])
+    server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-2]), 1)})
+
+    server.remove(["gone"])
+    record = server.step({})
+
+    assert [d.verdict for d in record.decisions] == ["split"]
+
+
+def test_a_reply_of_a_client_that_left_while_its_cluster_held_does_not_count():
+    server = Server(1, rule=Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5))
+    server.plan(["a", "b", "c"])
+    server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-2]), 1)})
+
+    server.remove(["a", "b"])
+    record = server.step({})
+
+    assert [d.reason for d in record.decisions] == ["nobody has answered"]
+    assert server.tree.root.params.tolist() == [0]
+
+
+def test_an_absent_client_is_routed_when_it_returns():
+    rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, coverage=0.6)
+    clients = QuadraticClients(num_groups=2, clients_per_group=3)
+    server = server_for(clients, rule)
+    server.plan(clients.client_ids)
+    while not server.tree.root.child_ids:
+        clients.play_round(server, clients.client_ids[:4])
+    assert server.tree.position("c05") == 0
+    assert server.plan(["c05"])["c05"].purpose == "route"
+
+    record = clients.play_round(server, clients.client_ids)
+
+    assert {move.client_id for move in record.routed} == {"c04", "c05"}
+    assert clients.are_separated(server)
+
+
+def test_a_late_reply_counts_while_its_cluster_still_stands_where_it_was():
+    server = Server(1, rule=Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5))
+    base = server.plan(["a", "b", "slow"])["slow"].base
+    server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-2]), 1)})
+
+    record = server.step({"slow": Update(np.float32([1]), 1, base=base)})
+
+    assert not record.refused
+    assert record.splits[0].groups == (("a", "slow"), ("b",))
+
+
+# What the user may replace
+
+
+def test_the_aggregate_is_a_function_of_updates_and_weights():
+    def median(updates, weights):
+        assert weights.shape == (3,)
+        return np.median(updates, axis=0).astype(np.float32)
+
+    server = Server(1, rule=NeverSplit(), aggregate=median)
+    server.plan(["a", "b", "c"])
+
+    server.step({i: Update(np.float32([v]), 1) for i, v in zip("abc", [1, 2, 100], strict=True)})
+
+    assert server.tree.root.params.tolist() == [2]
+
+
+def test_a_users_rule_may_split_into_many():
+    class EverybodyAlone:
+        def examine(self, evidence):
+            return Decision(
+                node_id=evidence.node_id,
+                round=evidence.round,
+                verdict="split" if len(evidence.client_ids) > 1 else "train",
+                reason="as I like it",
+                groups=tuple((i,) for i in evidence.client_ids),
+            )
+
+    server = Server(1, rule=EverybodyAlone())
+    server.plan(["a", "b", "c"])
+    server.step({i: Update(np.float32([1]), 1) for i in "abc"})
+
+    assert server.clusters == {1: ["a"], 2: ["b"], 3: ["c"]}
+
+
+def test_a_rule_that_groups_strangers_is_named():
+    class Confused:
+        def examine(self, evidence):
+            return Decision(
+                node_id=0, round=1, verdict="split", reason="", groups=(("a",), ("stranger",))
+            )
+
+    server = Server(1, rule=Confused())
+    server.plan(["a", "b"])
+
+    with pytest.raises(ValueError, match="'stranger'"):
+        server.step({"a": Update(np.float32([1]), 1), "b": Update(np.float32([1]), 1)})
+
+
+def test_buffers_are_averaged_but_never_compared():
+    server = Server(1, num_buffers=2, rule=Thresholds(eps_mean=0.5, eps_max=1, gamma_max=0.9))
+    tasks = server.plan(["a", "b"])
+    assert tasks["a"].buffers.tolist() == [0, 0]
+
+    record = server.step(
+        {
+            "a": Update(np.float32([1.0]), 3, buffers=np.float32([8, 0])),
+            "b": Update(np.float32([1.1]), 1, buffers=np.float32([0, -8])),
+        }
+    )
+
+    assert record.decisions[0].verdict == "train"
+    assert server.tree.root.buffers.tolist() == [6, -2]
+
+
+def test_a_signal_is_compared_and_the_update_is_averaged():
+    rule = Thresholds(eps_mean=0.5, eps_max=1, gamma_max=0.9)
+    server = Server(1, rule=rule, compare="signal")
+    server.plan(["a", "b"])
+
+    record = server.step(
+        {
+            "a": Update(np.float32([5]), 1, signal=np.float32([2])),
+            "b": Update(np.float32([6]), 1, signal=np.float32([-2])),
+        }
+    )
+
+    assert record.splits
+    assert server.tree[1].cached_updates["a"].tolist() == [2]
+
+
+def test_given_clusters_train_apart():
+    server = Server(1, rule=NeverSplit())
+
+    leaves = server.partition({"x": ["a"], "y": ["b"]}, {"y": np.float32([10])})
+    server.plan(["a", "b"])
+    server.step({"a": Update(np.float32([1]), 1), "b": Update(np.float32([2]), 1)})
+
+    assert [server.tree[leaves[name]].params.tolist() for name in "xy"] == [[1], [12]]
+
+
+def test_a_client_outside_given_clusters_cannot_be_routed_and_is_told_so():
+    server = Server(1, rule=NeverSplit())
+    server.partition({"x": ["a"], "y": ["b"]})
+    server.plan(["stranger"])
+
+    record = server.step({"stranger": Update(np.float32([1]), 1)})
+
+    assert "no cached updates" in record.refused["stranger"]
+    with pytest.raises(ValueError, match="before the first round"):
+        server.partition({"x": ["a"], "y": ["b"]})
+
+
+# Calls
+
+
+@pytest.mark.parametrize(
+    ("client_ids", "error", "message"),
+    [
+        ("abc", TypeError, "pass a list"),
+        ([1, 2], TypeError, "non-empty strings"),
+        ([""], TypeError, "non-empty strings"),
+        (["a", "b", "a"], ValueError, r"\['a'\] are named more than once"),
+    ],
+)
+def test_bad_client_ids_are_named(client_ids, error, message):
+    with pytest.raises(error, match=message):
+        Server(1, rule=NeverSplit()).plan(client_ids)
+
+
+@pytest.mark.parametrize("call", ["remove", "reroute"])
+def test_unknown_clients_are_named(call):
+    server = Server(1, rule=NeverSplit())
+    with pytest.raises(ValueError, match=r"\['ghost'\] are not known"):
+        getattr(server, call)(["ghost"])
+    with pytest.raises(TypeError, match="pass a list"):
+        getattr(server, call)("ghost")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weighting": "size"}, "weighting is 'size'"),
+        ({"compare": "gradient"}, "compare is 'gradient'"),
+        ({"max_examples": 0}, "max_examples is 0"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Server(1, rule=NeverSplit(), **settings)
+
+
+def test_a_task_cannot_be_used_to_change_the_server():
+    server = Server(2, rule=NeverSplit())
+    task = server.plan(["a"])["a"]
+
+    with pytest.raises(ValueError, match="read-only"):
+        task.params[0] = 1
+
+
+def test_a_client_may_reuse_its_buffer_after_sending():
+    server = Server(2, rule=THRESHOLDS)
+    server.plan(["a", "b", "c"])
+    mine = np.float32([2, 0])
+    server.step({"a": Update(mine, 1), "b": Update(np.float32([-2, 0]), 1)})
+    mine[:] = 99  # the cluster holds; the collected update must not change
+
+    server.plan(["c"])
+    record = server.step({"c": Update(np.float32([1, 0.1]), 1)})
+
+    assert record.splits[0].measurements["max_norm"] < 3
+
+
+# Order and files
+
+
+def test_the_order_of_replies_changes_no_bit():
+    servers = []
+    for seed in range(3):
+        clients = QuadraticClients(num_groups=4, clients_per_group=4)
+        server = server_for(clients)
+        rng = np.random.default_rng(seed)
+        for _ in range(40):
+            tasks = server.plan([str(i) for i in rng.permutation(clients.client_ids)])
+            updates = [(i, clients.update(i, task)) for i, task in tasks.items()]
+            server.step([updates[i] for i in rng.permutation(len(updates))])
+        servers.append(server)
+
+    assert len({fingerprint(server) for server in servers}) == 1
+    assert len(servers[0].clusters) == 4
+
+
+@pytest.mark.parametrize("stop", [1, 7, 12, 13, 14, 15, 16, 30])
+def test_a_loaded_server_goes_on_as_if_nothing_had_happened(tmp_path, stop):
+    def play(server, clients, first, last):
+        for number in range(first, last):
+            rng = np.random.default_rng(number)
+            asked = [str(i) for i in sorted(rng.choice(clients.client_ids, 8, replace=False))]
+            clients.play_round(server, asked)
+
+    clients = QuadraticClients(num_groups=3, clients_per_group=4)
+    undisturbed = server_for(clients)
+    play(undisturbed, clients, 0, 40)
+    interrupted = server_for(clients)
+    play(interrupted, clients, 0, stop)
+    interrupted.save(tmp_path)
+
+    resumed = Server.load(tmp_path)
+
+    assert fingerprint(resumed) == fingerprint(interrupted)
+    play(resumed, clients, stop, 40)
+    assert fingerprint(resumed) == fingerprint(undisturbed)
+
+
+def test_a_record_survives_json():
+    clients = QuadraticClients(num_groups=2, clients_per_group=2)
+    server = server_for(clients)
+    for number in range(30):
+        asked = clients.client_ids if number > 25 else clients.client_ids[:3]
+        record = clients.play_round(server, asked)
+
+        assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+class Federation(RuleBasedStateMachine):
+    """Clients come, answer, lie, leave and return in any order; the server is saved and loaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.clients = QuadraticClients(num_groups=3, clients_per_group=3)
+        self.server = server_for(
+            self.clients,
+            Thresholds(eps_mean=0.8, eps_max=0.5, gamma_max=0.5, coverage=0.7, max_hold_rounds=3),
+        )
+
+    @rule(asked=st.sets(st.integers(0, 8)))
+    def play(self, asked):
+        ids = [self.clients.client_ids[i] for i in sorted(asked)]
+        before = {i: self.server.tree.position(i) for i in ids if i in self.server.tree}
+        record = self.clients.play_round(self.server, ids)
+        assert not record.refused
+        for decision in record.splits:
+            answered = sum(len(group) for group in decision.groups)
+            assert answered >= 0.7 * decision.measurements["num_members"] - 1e-9
+        for client_id, node_id in before.items():
+            path = [n.id for n in self.server.tree.path(self.server.tree.position(client_id))]
+            assert node_id in path  # one only ever moves down
+
+    @rule(sender=st.integers(0, 8), entry=st.sampled_from([np.nan, np.inf, 0.0]))
+    def lie(self, sender, entry):
+        client_id = self.clients.client_ids[sender]
+        tasks = self.server.plan([client_id])
+        vector = np.full(DIM, entry, dtype=np.float32)
+        params = {node.id: node.params.copy() for node in self.server.tree}
+        record = self.server.step({i: Update(vector, 1) for i in tasks})
+        assert set(record.refused) == set(tasks)
+        held = {d.node_id for d in record.decisions}
+        for node_id, before in params.items():
+            assert node_id in held or np.array_equal(before, self.server.tree[node_id].params)
+
+    @precondition(lambda self: self.server.tree.client_ids)
+    @rule(data=st.data())
+    def leave(self, data):
+        self.server.remove([data.draw(st.sampled_from(self.server.tree.client_ids))])
+
+    @precondition(lambda self: self.server.tree.client_ids)
+    @rule(data=st.data())
+    def reroute(self, data):
+        self.server.reroute([data.draw(st.sampled_from(self.server.tree.client_ids))])
+
+    @precondition(lambda self: not self.server.tree.root.is_leaf)
+    @rule(data=st.data())
+    def undo(self, data):
+        inner = [node.id for node in self.server.tree if not node.is_leaf]
+        self.server.undo_split(data.draw(st.sampled_from(inner)))
+
+    @rule()
+    def save_and_load(self):
+        state, files = self.server.to_state()
+        self.server = Server.from_state(state, files)
+
+    @invariant()
+    def every_client_has_exactly_one_position(self):
+        tree = self.server.tree
+        members = [i for node in tree for i in tree.members(node.id)]
+        assert sorted(members) == tree.client_ids
+        assert all(i in tree.members(tree.position(i)) for i in tree.client_ids)
+
+    @invariant()
+    def the_tree_is_sound(self):
+        self.server.tree._check()
+        assert all(np.isfinite(node.params).all() for node in self.server.tree)
+
+    @invariant()
+    def only_leaves_collect_and_only_members_are_collected(self):
+        for node_id, replies in self.server._collected.items():
+            assert self.server.tree[node_id].is_leaf
+            assert set(replies) <= set(self.server.tree.members(node_id))
+
+
+Federation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFederation = Federation.TestCase

@@ -1,0 +1,264 @@
+import json
+
+import numpy as np
+import pytest
+
+from fedbranch import DamagedFile, ParameterTree
+
+
+def vector(*entries):
+    return np.array(entries, dtype=np.float32)
+
+
+EAST, NORTH, WEST, SOUTH = vector(1, 0), vector(0, 1), vector(-1, 0), vector(0, -1)
+
+
+@pytest.fixture
+def tree():
+    """Root split into east {a, b} and the rest {c, d, e}; the rest into west {c} and {d, e}.
+
+    ::
+
+        0 ── 1 (a, b)
+          └─ 2 ── 3 (c)
+               └─ 4 (d, e)
+    """
+    tree = ParameterTree(2)
+    for client_id in "abcde":
+        tree.place(client_id, 0)
+    tree.advance(0, vector(10, 10))
+    tree.split(0, [{"a": EAST, "b": EAST}, {"c": WEST, "d": WEST, "e": WEST}], in_round=5)
+    tree.advance(2, vector(0, 5))
+    tree.split(2, [{"c": NORTH}, {"d": SOUTH, "e": SOUTH}], in_round=9)
+    return tree
+
+
+def test_positions_and_clusters_by_hand(tree):
+    assert [leaf.id for leaf in tree.leaves] == [1, 3, 4]
+    assert {node.id: tree.cluster(node.id) for node in tree} == {
+        0: ["a", "b", "c", "d", "e"],
+        1: ["a", "b"],
+        2: ["c", "d", "e"],
+        3: ["c"],
+        4: ["d", "e"],
+    }
+    assert [tree.position(client_id) for client_id in "abcde"] == [1, 1, 3, 4, 4]
+
+
+def test_children_start_from_the_parents_stationary_solution(tree):
+    assert tree[1].params.tolist() == [10, 10]
+    assert tree[2].params.tolist() == [10, 15]
+    assert tree[3].params.tolist() == tree[4].params.tolist() == [10, 15]
+    tree.advance(4, vector(1, 1))
+    assert tree[2].params.tolist() == tree[3].params.tolist() == [10, 15]
+
+
+def test_the_path_goes_from_general_to_specific(tree):
+    assert [node.id for node in tree.path(4)] == [0, 2, 4]
+    assert [node.id for node in tree.path(0)] == [0]
+
+
+def test_an_inner_nodes_parameters_are_frozen(tree):
+    with pytest.raises(ValueError, match="node 2 is not a leaf"):
+        tree.advance(2, vector(1, 1))
+    with pytest.raises(ValueError, match="node 0 is not a leaf"):
+        tree.split(0, [{}, {}])
+
+
+# Assigning new clients
+
+
+@pytest.mark.parametrize(
+    ("update_at_root", "update_at_2", "leaf"),
+    [
+        (vector(3, 1), None, 1),
+        (vector(-2, 1), vector(1, 2), 3),
+        (vector(-2, 1), vector(0.5, -0.1), 4),
+    ],
+)
+def test_a_new_client_walks_to_the_branch_with_the_most_similar_update(
+    tree, update_at_root, update_at_2, leaf
+):
+    # Read literally, the paper's algorithm would send it to the other side.
+    updates = {(10, 10): update_at_root, (10, 15): update_at_2}
+
+    assert tree.assign(lambda params: updates[tuple(params)]) == leaf
+
+
+def test_descending_says_how_similar_each_side_was(tree):
+    child_id, similarities = tree.descend(0, vector(3, 4))
+
+    assert child_id == 1
+    assert similarities == {1: pytest.approx(0.6), 2: pytest.approx(-0.6)}
+
+
+def test_the_most_similar_cached_update_decides_not_the_mean():
+    tree = ParameterTree(2)
+    for client_id in "abc":
+        tree.place(client_id, 0)
+    tree.split(0, [{"a": vector(1, 0), "b": vector(-1, 0.1)}, {"c": vector(0.5, 1)}])
+
+    assert tree.descend(0, vector(1, 0.1)).child_id == 1
+
+
+def test_equally_similar_children_give_the_first(tree):
+    assert tree.descend(0, vector(0, 1)).child_id == 1
+
+
+def test_a_leaf_has_nowhere_to_descend(tree):
+    with pytest.raises(ValueError, match="no edges"):
+        tree.descend(1, EAST)
+
+
+def test_a_split_without_updates_cannot_route():
+    tree = ParameterTree(2)
+    tree.split(0, [{"a": None}, {"b": None}])
+
+    assert not tree.can_route(0)
+    with pytest.raises(ValueError, match="no edges with cached updates"):
+        tree.descend(0, EAST)
+
+
+# Undo
+
+
+def test_undoing_a_split_gives_the_cluster_and_its_solution_back(tree):
+    tree.advance(3, vector(1, 1))
+    tree.place("late", 4)
+
+    tree.undo_split(2)
+
+    assert tree[2].is_leaf
+    assert tree[2].params.tolist() == [10, 15]
+    assert tree.members(2) == ["c", "d", "e", "late"]
+    assert len(tree) == 3
+
+
+def test_undoing_the_root_takes_everything_back(tree):
+    tree.undo_split(0)
+
+    assert len(tree) == 1
+    assert tree.members(0) == list("abcde")
+    assert tree.root.params.tolist() == [10, 10]
+
+
+def test_node_ids_are_never_used_again(tree):
+    tree.undo_split(2)
+
+    assert tree.split(2, [{"c": NORTH}, {"d": SOUTH}]) == (5, 6)
+
+
+def test_parameters_after_an_undo_are_not_confused_with_those_before(tree):
+    base = tree[2].base
+    tree.undo_split(2)
+    assert tree[2].base != base
+
+
+def test_there_is_nothing_to_undo_at_a_leaf(tree):
+    with pytest.raises(ValueError, match="node 1 is a leaf"):
+        tree.undo_split(1)
+
+
+# Clients
+
+
+def test_a_client_is_at_one_place_only(tree):
+    tree.place("a", 4)
+
+    assert tree.members(1) == ["b"]
+    assert tree.members(4) == ["a", "d", "e"]
+
+
+def test_a_removed_client_leaves_its_cached_update_behind(tree):
+    tree.remove("a")
+
+    assert "a" not in tree
+    assert list(tree[1].cached_updates) == ["a", "b"]
+    with pytest.raises(ValueError, match="client 'a' has no position"):
+        tree.position("a")
+
+
+def test_clients_in_no_group_stay_at_the_inner_node():
+    tree = ParameterTree(2)
+    for client_id in "abc":
+        tree.place(client_id, 0)
+
+    tree.split(0, [{"a": EAST}, {"b": WEST}])
+
+    assert tree.position("c") == 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [([{"a": EAST}], "got 1 groups"), ([{"a": EAST}, {"a": EAST}], "two groups")],
+)
+def test_impossible_splits_are_named(groups, message):
+    with pytest.raises(ValueError, match=message):
+        ParameterTree(2).split(0, groups)
+
+
+def test_a_split_may_have_many_sides():
+    tree = ParameterTree(2)
+    groups = [{"a": EAST}, {"b": NORTH}, {"c": WEST}]
+
+    assert tree.split(0, groups) == (1, 2, 3)
+    assert tree.descend(0, vector(0.1, 3)).child_id == 2
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (3, -1)])
+def test_a_model_needs_parameters(sizes):
+    with pytest.raises(ValueError, match=f"num_params is {sizes[0]}"):
+        ParameterTree(*sizes)
+
+
+# Files
+
+
+def test_a_loaded_tree_is_the_saved_one(tree, tmp_path):
+    tree.save(tmp_path)
+    loaded = ParameterTree.load(tmp_path)
+
+    assert loaded.to_state()[0] == tree.to_state()[0]
+    for node in tree:
+        same = loaded[node.id]
+        assert np.array_equal(same.params, node.params)
+        assert list(same.cached_updates) == list(node.cached_updates)
+        for client_id, update in node.cached_updates.items():
+            assert np.array_equal(same.cached_updates[client_id], update)
+
+
+def test_a_loaded_tree_can_go_on(tree, tmp_path):
+    tree.save(tmp_path)
+    loaded = ParameterTree.load(tmp_path)
+
+    loaded.advance(1, vector(1, 1))
+    loaded.undo_split(2)
+
+    assert loaded[1].params.tolist() == [11, 11]
+    assert tree[1].params.tolist() == [10, 10]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda state: state["nodes"][1].update(parent_id=4),
+        lambda state: state["nodes"][0].update(child_ids=[1]),
+        lambda state: state["nodes"][0].update(child_ids=[1, 2, 0]),
+        lambda state: state["nodes"].pop(),
+        lambda state: state.update(next_id=2),
+        lambda state: state.update(num_params=3),
+        lambda state: state["positions"].update(a=17),
+        lambda state: state["nodes"][1].update(cached_client_ids=["a"]),
+        lambda state: state.pop("positions"),
+        lambda state: state.update(nodes=None),
+    ],
+)
+def test_a_saved_tree_that_contradicts_itself_is_refused(tree, tmp_path, edit):
+    tree.save(tmp_path)
+    path = tmp_path / "state.json"
+    document = json.loads(path.read_text())
+    edit(document["state"])
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(DamagedFile, match="contradicts itself"):
+        ParameterTree.load(tmp_path)
