@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from fakes import DIM, QuadraticClients, fingerprint
 
+from fakes import DIM, QuadraticClients, fingerprint
 from fedbranch import Server, Thresholds, Update
 
 GOOD = np.ones(DIM, dtype=np.float32)

@@ -2,11 +2,11 @@ import json
 
 import numpy as np
 import pytest
-from fakes import DIM, QuadraticClients, fingerprint
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fakes import DIM, QuadraticClients, fingerprint
 from fedbranch import Decision, NeverSplit, RoundRecord, Server, Thresholds, Update
 
 THRESHOLDS = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5)

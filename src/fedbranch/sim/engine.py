@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -289,7 +290,8 @@ def _open_folder(path: Path, description: JSON, resume: bool) -> RunFolder:
     if not (resume and (path / "run.json").exists()):
         return RunFolder.create(path, description)
     run_folder = RunFolder(path)
-    for name, value in description.items():
+    as_saved: JSON = json.loads(json.dumps(description))
+    for name, value in as_saved.items():
         if run_folder.about.get(name) != value:
             raise UnusableRun(
                 f"{path} cannot be resumed: its {name} is not the one given now; "

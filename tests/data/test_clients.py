@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+import torch
+
+from fedbranch import ClientData, federate
+from fedbranch.data import digits, dirichlet, feature_noise, label_swaps
+
+X = np.arange(200, dtype=np.float32).reshape(100, 2)
+Y = np.arange(100) % 10
+
+
+def test_digits_are_the_real_ones():
+    x, y = digits()
+
+    assert x.shape == (1797, 1, 8, 8)
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    assert (x.min(), x.max()) == (0, 1)
+    assert np.bincount(y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        (X, Y),
+        (X.tolist(), Y.tolist()),
+        (torch.tensor(X), torch.tensor(Y)),
+        torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y)),
+        [(X[i], Y[i]) for i in range(100)],
+    ],
+    ids=["arrays", "lists", "tensors", "dataset", "pairs"],
+)
+def test_data_may_come_as_arrays_tensors_or_datasets(train):
+    client = ClientData(train)
+
+    assert client.train.x.dtype == np.float32
+    assert np.array_equal(client.train.x, X)
+    assert np.array_equal(client.train.y, Y)
+    assert client.test is None
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ((X, Y[:-1]), r"\(100, 2\) and targets of shape \(99,\)"),
+        ((X,), "tuple of 1"),
+        ((X[:0], Y[:0]), "no examples"),
+        ([], "no examples"),
+        ((1.0, 2.0), "one row for each example"),
+    ],
+)
+def test_bad_data_are_named(train, message):
+    with pytest.raises(ValueError, match=message):
+        ClientData(train)
+
+
+def test_clients_come_and_go():
+    client = ClientData((X, Y), joins=3, leaves=5)
+
+    assert [client.takes_part(number) for number in range(1, 7)] == [0, 0, 1, 1, 0, 0]
+    with pytest.raises(ValueError, match="joins is 3 and leaves 3"):
+        ClientData((X, Y), joins=3, leaves=3)
+
+
+def test_training_rows_are_dealt_out_and_test_rows_are_shared():
+    clients = federate(X, Y, num_clients=4, seed=0)
+
+    train = np.concatenate([client.train.x[:, 0] for client in clients.values()])
+    tests = [client.test.x[:, 0] for client in clients.values()]
+    assert len(tests[0]) == 20
+    assert all(np.array_equal(test, tests[0]) for test in tests)
+    assert sorted([*train, *tests[0]]) == sorted(X[:, 0])
+
+
+def test_own_test_rows_are_held_out_of_the_clients_own():
+    clients = federate(X, Y, num_clients=4, held_out="own", test_fraction=0.4, seed=0)
+
+    rows = [x for c in clients.values() for x in [*c.train.x[:, 0], *c.test.x[:, 0]]]
+    assert sorted(rows) == sorted(X[:, 0])
+    assert [len(client.test.x) for client in clients.values()] == [10] * 4
+
+
+def test_training_and_test_data_are_seen_through_the_groups_transform():
+    swaps = label_swaps(2, seed=0)
+    clients = federate(X, Y, num_clients=4, groups=swaps, seed=0)
+
+    for client in clients.values():
+        new_labels = np.array(swaps[int(client.group)].new_labels)
+        for part in (client.train, client.test):
+            original = (part.x[:, 0] / 2).astype(int) % 10
+            assert np.array_equal(part.y, new_labels[original])
+
+
+def test_groups_take_turns_or_are_given():
+    swaps = label_swaps(3, seed=0)
+    turns = federate(X, Y, num_clients=5, groups=swaps, seed=0)
+    given = federate(X, Y, num_clients=5, groups=swaps, group_of=[2, 2, 2, 2, 0], seed=0)
+
+    assert [client.group for client in turns.values()] == ["0", "1", "2", "0", "1"]
+    assert [client.group for client in given.values()] == ["2", "2", "2", "2", "0"]
+
+
+def test_the_seed_decides_everything():
+    def make(seed):
+        noise = feature_noise(2, standard_deviation=1.0)
+        return federate(X, Y, num_clients=4, groups=noise, seed=seed)
+
+    first, same, other = make(1), make(1), make(2)
+
+    for client_id, client in first.items():
+        assert np.array_equal(client.train.x, same[client_id].train.x)
+        assert np.array_equal(client.test.x, same[client_id].test.x)
+    assert not np.array_equal(first["client-0"].train.x, other["client-0"].train.x)
+
+
+def test_a_users_partition_and_ids_in_order():
+    def skewed(labels, num_clients, *, seed):
+        return dirichlet(labels, num_clients, alpha=0.3, seed=seed)
+
+    clients = federate(X, Y, num_clients=11, partition=skewed, seed=0)
+
+    assert next(iter(clients)) == "client-00"
+    assert list(clients)[-1] == "client-10"
+    assert len({len(client.train.x) for client in clients.values()}) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"test_fraction": 1.0}, "test_fraction is 1.0"),
+        ({"held_out": "mine"}, "held_out is 'mine'"),
+        ({"group_of": [0, 0]}, "group_of is"),
+        ({"group_of": [0, 0, 0, 1]}, "group_of is"),
+        ({"num_clients": 100, "held_out": "own"}, "cannot be split into training and test"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        federate(X, Y, **{"num_clients": 4, "seed": 0, **settings})

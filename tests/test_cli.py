@@ -1,0 +1,252 @@
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import fedbranch
+
+CONFIG = """
+rounds = 16
+checkpoint_every = 3
+baselines = ["fedavg"]
+[data]
+num_clients = 6
+num_groups = 2
+structure = "label-permutation"
+[training]
+learning_rate = 0.5
+epochs = 5
+batch_size = 120
+[rule]
+eps_mean = 0.6
+eps_max = 0.7
+gamma_max = 0.5
+"""
+COMMAND = [sys.executable, "-m", "fedbranch.cli"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder in which `fedbranch run small.toml` has been called once."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "small.toml").write_text(CONFIG)
+    result = fedbranch_command("run", "small.toml", cwd=folder)
+    return folder, result
+
+
+def fedbranch_command(*arguments, cwd, check=0):
+    result = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=300
+    )
+    assert result.returncode == check, result.stderr
+    return result
+
+
+def folder_bytes(path):
+    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def test_version_and_help(tmp_path):
+    assert fedbranch_command("--version", cwd=tmp_path).stdout.strip() == fedbranch.__version__
+    text = fedbranch_command("--help", cwd=tmp_path).stdout
+    assert all(command in text for command in ("demo", "run", "resume", "show"))
+
+
+def test_a_run_ends_with_the_tree_the_table_the_reasons_and_the_path(finished):
+    _, result = finished
+
+    assert "split in round 8" in result.stdout
+    assert "plain FL" in result.stdout
+    assert "stationary (mean" in result.stdout
+    assert "The clusters are exactly the true groups." in result.stdout
+    assert "Run folder: runs/small-1" in result.stdout
+    assert result.stderr == ""  # no progress bar in a pipe
+
+
+def test_a_finished_run_can_be_shown_again_and_to_machines(finished):
+    folder, result = finished
+
+    assert fedbranch_command("show", "runs/small-1", cwd=folder).stdout == result.stdout
+    shown = json.loads(fedbranch_command("show", "runs/small-1", "--json", cwd=folder).stdout)
+    assert shown["is_complete"]
+    assert shown["finds_true_groups"]
+    assert shown["mean"]["cfl"]["overall"] > shown["mean"]["fedavg"]["overall"] + 0.1
+    assert len(shown["splits"]) == 1
+    assert sorted(map(len, shown["clusters"].values())) == [3, 3]
+
+
+def test_a_second_run_touches_nothing_and_has_the_same_bytes(finished):
+    folder, _ = finished
+    first = folder_bytes(folder / "runs/small-1")
+
+    output = fedbranch_command("run", "small.toml", "--json", cwd=folder).stdout
+
+    assert json.loads(output)["run"] == "runs/small-2"
+    assert folder_bytes(folder / "runs/small-1") == folder_bytes(folder / "runs/small-2") == first
+
+
+def test_another_seed_is_another_run(finished, tmp_path, config):
+    folder, _ = finished
+    config.write_text(CONFIG.replace("rounds = 16", "rounds = 1"))
+    fedbranch_command("run", config, "--seed", 0, "--out", "same", cwd=tmp_path)
+    fedbranch_command("run", config, "--seed", 1, "--out", "other", cwd=tmp_path)
+
+    first = (folder / "runs/small-1/history.jsonl").read_text().splitlines()[0]
+    assert (tmp_path / "same/history.jsonl").read_text().splitlines()[0] == first
+    assert (tmp_path / "other/history.jsonl").read_text().splitlines()[0] != first
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_twice_resumes_to_the_same_bytes(finished, tmp_path, config):
+    folder, _ = finished
+
+    kill_when(tmp_path, "parts/state/state.json", "run", config, "--out", "parts")
+    kill_when(tmp_path, "parts/baselines/fedavg/state/state.json", "resume", "parts")
+    assert not (tmp_path / "parts/baselines/fedavg/summary.json").exists()
+    fedbranch_command("resume", "parts", cwd=tmp_path)
+
+    assert folder_bytes(tmp_path / "parts") == folder_bytes(folder / "runs/small-1")
+
+
+def kill_when(cwd, milestone, *arguments):
+    """Start a command and end it, without warning, as soon as a file is there."""
+    process = subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=cwd, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (cwd / milestone).exists() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path, config):
+    config.write_text(CONFIG.replace("rounds = 16", "rounds = 4000"))
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(config), "--out", "parts"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "parts/state/state.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert errors == "fedbranch: interrupted; continue with: fedbranch resume parts\n"
+    shown = fedbranch_command("show", "parts", cwd=tmp_path)
+    assert "Not complete after round" in shown.stdout
+
+
+def test_a_progress_bar_runs_on_a_terminal(tmp_path, config):
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(config)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(screen, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    output, _ = process.communicate(timeout=60)
+    os.close(screen)
+
+    assert process.returncode == 0
+    assert b"round 16/16" in shown
+    assert b"2 clusters" in shown
+    assert b"round 16/16" not in output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("rounds = 16", "rounds = -1"), "small.toml: rounds is -1; it must be at least 1"),
+        (("epochs = 5", "epoch = 5"), "did you mean training.epochs?"),
+        (("gamma_max = 0.5", "gamma_max = 'x'"), "rule.gamma_max is 'x'; it must be a number"),
+    ],
+)
+def test_a_bad_config_is_one_line_and_exit_code_2_before_torch_is_loaded(
+    tmp_path, config, change, message
+):
+    config.write_text(CONFIG.replace(*change))
+    script = (
+        "import sys; sys.argv = ['fedbranch', 'run', 'small.toml']\n"
+        "from fedbranch.cli import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("fedbranch: ")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "nothing.toml"], 2, "nothing.toml cannot be read"),
+        (["run", "dmo"], 2, "did you mean 'demo'?"),
+        (["show", "nowhere"], 1, "nowhere is not a run folder"),
+        (["resume", "nowhere"], 1, "nowhere is not a run folder"),
+        (["demo", "--seed", "-1"], 2, "seed is -1"),
+        (["demo", "--out", "."], 1, "already holds something"),
+    ],
+)
+def test_expected_errors_are_one_line(tmp_path, arguments, code, message):
+    (tmp_path / "precious.txt").write_text("mine")
+
+    result = fedbranch_command(*arguments, cwd=tmp_path, check=code)
+
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_a_damaged_run_is_named(finished, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder / "runs/small-1", tmp_path / "run")
+    path = next((tmp_path / "run" / "state").glob("leaves-*"))
+    path.write_bytes(path.read_bytes()[:-5])
+
+    result = fedbranch_command("show", "run", cwd=tmp_path, check=1)
+
+    assert "was cut or changed" in result.stderr
+
+
+def test_a_run_made_in_python_is_resumed_in_python(tmp_path):
+    fedbranch.RunFolder.create(tmp_path / "run", {"about": None, "clients": []})
+
+    result = fedbranch_command("resume", "run", cwd=tmp_path, check=2)
+
+    assert "resume it from Python" in result.stderr

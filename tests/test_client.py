@@ -1,0 +1,245 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedbranch import LocalTraining, Task, sgd
+from fedbranch.client import ModelState, accuracy, adam, evaluate, local_update, stream_seed
+from fedbranch.data import Examples
+
+
+def examples(num_rows=30, num_features=4, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num_rows, num_features)).astype(np.float32)
+    return Examples(x, (x[:, 0] > 0).astype(np.int64))
+
+
+def task_at_start(model):
+    state = ModelState.of(model)
+    return Task(
+        node_id=0,
+        params=np.zeros(len(state.params), dtype=np.float32),
+        buffers=np.zeros(len(state.buffers), dtype=np.float32),
+        base="0.0",
+        purpose="train",
+    )
+
+
+def update_of(model, data, training, seed=1):
+    work = copy.deepcopy(model)
+    return local_update(work, ModelState.of(model), task_at_start(model), data, training, seed=seed)
+
+
+def linear(num_features=4, seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(num_features, 2)
+
+
+def test_one_full_batch_step_by_hand():
+    model, data = linear(), examples()
+    loss = nn.functional.cross_entropy(model(torch.tensor(data.x)), torch.tensor(data.y))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    expected = -0.5 * torch.cat([g.reshape(-1) for g in gradients])
+
+    update = update_of(
+        model, data, LocalTraining(optimizer=sgd(0.5), epochs=1, batch_size=len(data.x))
+    )
+
+    np.testing.assert_allclose(update.vector, expected, atol=1e-7)
+    assert update.num_examples == 30
+    assert update.metrics["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert update.base == "0.0"
+
+
+def test_a_plain_loop_over_the_same_batches_gives_the_same_update():
+    model, data = linear(), examples()
+    training = LocalTraining(optimizer=sgd(0.1, momentum=0.9), epochs=3, batch_size=8)
+    update = update_of(model, data, training, seed=5)
+
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.tensor(data.x), torch.tensor(data.y)
+    for _ in range(3):
+        order = torch.randperm(30, generator=generator)
+        for start in range(0, 30, 8):
+            rows = order[start : start + 8]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(reference(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+    expected = ModelState.of(reference).params - ModelState.of(model).params
+    assert np.array_equal(update.vector, expected.numpy())
+
+
+def test_the_task_says_where_to_train():
+    model, data = linear(), examples()
+    training = LocalTraining(epochs=1)
+    moved = np.full(10, 0.25, dtype=np.float32)
+    task = Task(
+        node_id=3, params=moved, buffers=np.zeros(0, np.float32), base="3.1", purpose="train"
+    )
+    displaced = copy.deepcopy(model)
+    with torch.no_grad():
+        for param in displaced.parameters():
+            param += 0.25
+
+    update = local_update(copy.deepcopy(model), ModelState.of(model), task, data, training, seed=1)
+
+    assert np.array_equal(update.vector, update_of(displaced, data, training).vector)
+
+
+def test_steps_count_mini_batches_across_passes():
+    model, data = linear(), examples(num_rows=30)
+    by_steps = update_of(model, data, LocalTraining(steps=8, batch_size=8))  # two passes of 4
+    by_epochs = update_of(model, data, LocalTraining(epochs=2, batch_size=8))
+    fewer = update_of(model, data, LocalTraining(steps=7, batch_size=8))
+
+    assert np.array_equal(by_steps.vector, by_epochs.vector)
+    assert not np.array_equal(by_steps.vector, fewer.vector)
+
+
+@pytest.mark.parametrize("optimizer", [adam(0.01), torch.optim.AdamW, sgd(0.1, weight_decay=0.1)])
+def test_any_optimiser_factory_will_do(optimizer):
+    model, data = linear(), examples()
+
+    update = update_of(model, data, LocalTraining(optimizer=optimizer, epochs=1))
+
+    assert np.isfinite(update.vector).all()
+    assert update.vector.any()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_leaves_global_randomness_alone():
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    data, training = examples(), LocalTraining(epochs=2)
+    torch.manual_seed(77)
+    expected_draw = torch.rand(3)
+
+    torch.manual_seed(77)
+    first = update_of(model, data, training, seed=3)
+    drawn = torch.rand(3)
+    torch.manual_seed(123)
+    second = update_of(model, data, training, seed=3)
+    other = update_of(model, data, training, seed=4)
+
+    assert torch.equal(drawn, expected_draw)
+    assert np.array_equal(first.vector, second.vector)
+    assert not np.array_equal(first.vector, other.vector)
+
+
+def test_batchnorm_statistics_travel_as_buffers():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    data = examples()
+
+    update = update_of(model, data, LocalTraining(epochs=2, batch_size=10))
+
+    assert update.buffers.shape == (7,)  # running mean, running variance, one counter
+    assert update.buffers[6] == 6  # batches seen: a whole number
+    assert update.buffers[:6].any()
+    moved = ModelState.of(model).moved_by(
+        torch.from_numpy(update.vector), torch.from_numpy(update.buffers)
+    )
+    moved.load_into(model)
+    assert model[1].num_batches_tracked == 6
+    assert model[1].num_batches_tracked.dtype == torch.int64
+
+
+def test_a_lone_last_example_does_not_stop_batchnorm():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    update = update_of(model, examples(num_rows=21), LocalTraining(epochs=1, batch_size=10))
+
+    assert update.buffers[-1] == 2
+
+
+def test_frozen_parameters_stay_out_of_the_update():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+
+    update = update_of(model, examples(), LocalTraining(epochs=1))
+
+    assert update.vector.shape == (8,)
+
+
+def test_the_gradient_signal_is_the_negative_full_batch_gradient():
+    model, data = linear(), examples(num_rows=3000)  # more than one evaluation batch
+    loss = nn.functional.cross_entropy(model(torch.tensor(data.x)), torch.tensor(data.y))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    expected = -torch.cat([g.reshape(-1) for g in gradients])
+
+    plain = update_of(model, data, LocalTraining(epochs=1))
+    both = update_of(model, data, LocalTraining(epochs=1, send_gradient=True))
+
+    np.testing.assert_allclose(both.signal, expected, atol=1e-6)
+    assert plain.signal is None
+    assert np.array_equal(plain.vector, both.vector)
+
+
+def test_evaluation_is_in_evaluation_mode_and_leaves_the_model_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.9), nn.Linear(8, 2))
+    model.train()
+    data, training = examples(num_rows=2500), LocalTraining(epochs=1)
+    before = copy.deepcopy(model.state_dict())
+
+    first, second = (evaluate(model, data, training) for _ in range(2))
+
+    assert first == second
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    model.eval()
+    with torch.no_grad():
+        outputs = model(torch.tensor(data.x))
+    assert first["accuracy"] == pytest.approx(float(accuracy(outputs, torch.tensor(data.y))))
+    assert first["loss"] == pytest.approx(
+        float(nn.functional.cross_entropy(outputs, torch.tensor(data.y))), rel=1e-6
+    )
+
+
+def test_own_loss_and_metrics_for_a_regression():
+    model = nn.Linear(4, 1)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 4)).astype(np.float32)
+    data = Examples(x, x.sum(axis=1, keepdims=True))
+    training = LocalTraining(
+        epochs=1, loss=nn.functional.mse_loss, metrics={"mae": nn.functional.l1_loss}
+    )
+
+    assert set(evaluate(model, data, training)) == {"loss", "mae"}
+    assert update_of(model, data, training).vector.shape == (5,)
+
+
+def test_streams_depend_on_each_part_of_their_place():
+    seeds = {
+        stream_seed(seed, number, client_id)
+        for seed in range(3)
+        for number in range(3)
+        for client_id in ("a", "b")
+    }
+    assert len(seeds) == 18
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert stream_seed(1, 23) != stream_seed(12, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "exactly one"),
+        ({"epochs": 1, "steps": 1}, "exactly one"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"steps": -1}, "steps is -1"),
+        ({"epochs": 1, "batch_size": 0}, "batch_size is 0"),
+        ({"epochs": 1, "metrics": {"loss": accuracy}}, "'loss'"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LocalTraining(**settings)
+
+
+def test_a_model_without_parameters_is_named():
+    with pytest.raises(ValueError, match="Flatten has no trainable parameters"):
+        ModelState.of(nn.Flatten())

@@ -1,0 +1,127 @@
+import pytest
+
+from fedbranch import InvalidExperiment
+from fedbranch.experiment import Experiment, preset_names
+
+SMALL = """
+rounds = 3
+baselines = []
+[data]
+num_clients = 4
+[training]
+learning_rate = 0.1
+epochs = 1
+[rule]
+eps_mean = 0.1
+eps_max = 0.4
+gamma_max = 0.5
+"""
+
+
+def test_a_small_file_is_enough():
+    experiment = Experiment.parse(SMALL, "small.toml")
+
+    assert experiment.data.num_clients == 4
+    assert experiment.seed == 0
+    assert experiment.rule.min_cluster_size == 1
+    assert experiment.methods == ["cfl"]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_are_valid_and_survive_json(name):
+    experiment = Experiment.preset(name)
+
+    assert Experiment.from_json(experiment.to_json()) == experiment
+
+
+BAD = [
+    ("rounds = 3", "rounds = 0", "rounds is 0; it must be at least 1"),
+    ("rounds = 3", "rounds = 'many'", "rounds is 'many'; it must be a whole number"),
+    ("rounds = 3", "rounds = 3.5", "rounds is 3.5; it must be a whole number"),
+    ("rounds = 3", "rounds = true", "rounds is True; it must be a whole number"),
+    ("rounds = 3", "", "rounds is missing"),
+    ("rounds = 3", "rouns = 3", "rouns = 3 is not a setting; did you mean rounds?"),
+    ("rounds = 3", "rounds = 3\nfoo = 1", "foo = 1 is not a setting; known: rounds"),
+    ("epochs = 1", "epochs = 0", "training.epochs is 0; it must be at least 1"),
+    ("epochs = 1", "", "training.epochs is None and steps None; give exactly one"),
+    ("epochs = 1", "epoch = 1", "did you mean training.epochs?"),
+    ("learning_rate = 0.1", "learning_rate = -1", "training.learning_rate is -1.0"),
+    ("learning_rate = 0.1", "learning_rate = '0.1'", "it must be a number"),
+    ("epochs = 1", "epochs = 1\noptimizer = 'lion'", "it must be one of 'sgd', 'adam'"),
+    ("epochs = 1", "epochs = 1\noptimizer = 'adam'\nmomentum = 0.9", "training.momentum is 0.9"),
+    ("num_clients = 4", "num_clients = 4\nstructure = 'swap'", "data.structure is 'swap'"),
+    ("num_clients = 4", "num_clients = 4\nnum_groups = 5", "data.num_groups is 5"),
+    ("num_clients = 4", "num_clients = 4\nnum_groups = 2", "structure is 'none' with num_groups"),
+    ("gamma_max = 0.5", "gamma_max = 1.5", "rule.gamma_max is 1.5; it must be a number in [0, 1)"),
+    ("gamma_max = 0.5", "", "rule.gamma_max is missing"),
+    ("baselines = []", "baselines = ['fedsgd']", "baselines is 'fedsgd'; it must be one of"),
+    ("baselines = []", "baselines = 'fedavg'", "baselines is 'fedavg'; it must be a list"),
+    ("baselines = []", "baselines = ['local', 'local']", "without repetitions"),
+    ("[data]\nnum_clients = 4", "data = 3", "data is 3; it must be a table"),
+    ("[data]", "[model]\nname = 'cnn'\nhidden = []\n[data]", "model.hidden is []"),
+    ("[data]", "[model]\nhidden = [0]\n[data]", "model.hidden is [0]"),
+    ("rounds = 3", "rounds = ", "Invalid value"),
+]
+
+
+@pytest.mark.parametrize(("line", "replacement", "message"), BAD)
+def test_a_bad_setting_is_named_in_one_line(line, replacement, message):
+    with pytest.raises(InvalidExperiment) as caught:
+        Experiment.parse(SMALL.replace(line, replacement), "small.toml")
+
+    text = str(caught.value)
+    assert text.startswith("small.toml: ")
+    assert message in text
+    assert "\n" not in text
+
+
+def test_a_missing_file_and_an_unknown_preset_are_named(tmp_path):
+    with pytest.raises(InvalidExperiment, match=r"nothing\.toml cannot be read"):
+        Experiment.load(tmp_path / "nothing.toml")
+    with pytest.raises(InvalidExperiment, match="did you mean 'demo'"):
+        Experiment.preset("dmo")
+    with pytest.raises(InvalidExperiment, match="seed is -1"):
+        Experiment.preset("demo").with_seed(-1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "structure = 'label-swap'\nnum_groups = 2",
+        "structure = 'label-permutation'\nnum_groups = 2",
+        "structure = 'rotation'\nnum_groups = 2",
+        "structure = 'feature-noise'\nnum_groups = 2",
+        "partition = 'dirichlet'\nheld_out = 'own'",
+        "partition = 'shards'",
+        "partition = 'quantity-skew'",
+    ],
+)
+def test_every_structure_and_partition_makes_clients(data):
+    experiment = Experiment.parse(SMALL.replace("num_clients = 4", f"num_clients = 4\n{data}"), "")
+
+    first, again = experiment.data.clients(0), experiment.data.clients(0)
+
+    assert len(first) == 4
+    assert all((first[i].train.x == again[i].train.x).all() for i in first)
+
+
+@pytest.mark.parametrize(
+    ("model", "training"),
+    [
+        ("name = 'logistic-regression'", ""),
+        ("name = 'cnn'\nchannels = [4]\nhidden = [8]", "optimizer = 'adam'"),
+        ("name = 'mlp'\nhidden = [16, 16]", "compare = 'gradient'\nmomentum = 0.5"),
+    ],
+)
+def test_every_model_and_optimiser_runs(tmp_path, model, training):
+    text = SMALL.replace("[training]", f"[model]\n{model}\n[training]\n{training}")
+    text = text.replace("baselines = []", "baselines = ['fedavg', 'local', 'oracle', 'ifca']")
+    rounds = []
+
+    run = Experiment.parse(text, "").run(
+        tmp_path / "run", on_round=lambda method, entry: rounds.append(method)
+    )
+
+    assert len(run.history()) == 3
+    assert set(run.baselines) == {"fedavg", "local", "oracle", "ifca"}
+    assert rounds == [m for m in ("cfl", "fedavg", "local", "oracle", "ifca") for _ in range(3)]

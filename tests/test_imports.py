@@ -1,0 +1,111 @@
+"""Which room may see which, and what is loaded when."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "fedbranch"
+
+# Room -> the rooms it may import. `fedbranch` itself is the public front.
+MAY_SEE = {
+    "errors": set(),
+    "core": {"core"},
+    "checkpoint": {"errors"},
+    "tree": {"checkpoint", "core", "errors"},
+    "messages": {"core", "errors", "tree"},
+    "rules": {"checkpoint", "core", "errors"},
+    "records": {"checkpoint", "rules"},
+    "server": {"checkpoint", "core", "errors", "messages", "records", "rules", "tree"},
+    "data": {"core", "data", "errors"},
+    "client": {"data", "messages"},
+    "runs": {"checkpoint", "errors", "records", "server", "tree"},
+    "sim": {
+        "checkpoint", "client", "core", "data", "errors", "rules", "runs", "server", "sim", "tree",
+    },
+    "settings": {"errors"},
+    "experiment": {
+        "checkpoint", "client", "data", "errors", "rules", "runs", "settings", "sim",
+    },
+    "report": {"checkpoint", "report", "rules", "runs", "tree"},
+    "cli": {"errors", "experiment", "front", "report", "runs"},
+}  # fmt: skip
+
+
+def room_of(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "front"
+
+
+def imported_rooms(path):
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            rooms |= {room_of(a.name) for a in node.names if a.name.split(".")[0] == "fedbranch"}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            module = node.module or ""
+            if module == "fedbranch":
+                names = {alias.name for alias in node.names}
+                rooms |= {name if name in MAY_SEE else "front" for name in names}
+            elif module.startswith("fedbranch."):
+                rooms.add(room_of(module))
+    return rooms
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in sorted(SOURCE.rglob("*.py")) if p != SOURCE / "__init__.py"], ids=str
+)
+def test_arrows_point_one_way(path):
+    room = path.relative_to(SOURCE).with_suffix("").parts[0]
+
+    assert imported_rooms(path) <= MAY_SEE[room]
+
+
+def test_the_map_itself_has_no_cycles():
+    done = {"front"}
+    remaining = {room: seen - {room} for room, seen in MAY_SEE.items()}
+    while remaining:
+        free = [room for room, seen in remaining.items() if seen <= done]
+        assert free, f"a cycle among {sorted(remaining)}"
+        done |= set(free)
+        for room in free:
+            del remaining[room]
+
+
+def loaded_by(code):
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return {name.split(".")[0] for name in result.stdout.split()}
+
+
+def test_importing_fedbranch_loads_no_heavy_library():
+    loaded = loaded_by("import fedbranch")
+
+    assert loaded.isdisjoint({"torch", "flwr", "matplotlib", "sklearn"})
+
+
+def test_help_loads_no_heavy_library():
+    loaded = loaded_by(
+        "import sys; sys.argv = ['fedbranch', '--help']\n"
+        "from fedbranch.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert stop.code == 0"
+    )
+
+    assert loaded.isdisjoint({"torch", "flwr", "matplotlib", "sklearn"})
+
+
+def test_a_server_works_without_torch():
+    loaded = loaded_by(
+        "import numpy as np, fedbranch as fb\n"
+        "server = fb.Server(2, rule=fb.NeverSplit())\n"
+        "server.plan(['a'])\n"
+        "server.step({'a': fb.Update(np.float32([1, 2]), 1)})"
+    )
+
+    assert "torch" not in loaded
