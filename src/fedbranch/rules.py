@@ -239,10 +239,10 @@ class Thresholds:
             )
         return decide(
             "split",
-            f"stationary (mean {measured['mean_norm']:.3g} < {self.eps_mean:g}), incongruent "
-            f"(longest {measured['max_norm']:.3g} >= {self.eps_max:g}), cross-similarity "
-            f"{split.cross_similarity:.3f} tolerates noise {measured['tolerated_noise']:.3f} > "
-            f"{self.gamma_max:g}: {len(sides[0])} + {len(sides[1])} clients",
+            f"{len(sides[0])} + {len(sides[1])} clients: stationary (mean {measured['mean_norm']:.3g} "
+            f"< {self.eps_mean:g}) but incongruent (longest {measured['max_norm']:.3g} >= "
+            f"{self.eps_max:g}); cross-similarity {split.cross_similarity:.3f} tolerates noise "
+            f"{measured['tolerated_noise']:.3f} > {self.gamma_max:g}",
             groups=tuple(tuple(evidence.client_ids[row] for row in rows) for rows in sides),
         )
 

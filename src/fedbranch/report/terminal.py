@@ -13,6 +13,8 @@ from fedbranch.tree import Node
 
 __all__ = ["print_comparison"]
 
+MAX_NAMED = 10  # clients that are named at a leaf
+
 METHOD_TITLES = {
     "cfl": "clustered (CFL)",
     "fedavg": "plain FL",
@@ -26,7 +28,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print everything there is to see about a run."""
     console.print(_cluster_tree(comparison))
     console.print(_table(comparison))
-    console.print(_reasons(comparison))
+    console.print(_reasons(comparison), soft_wrap=True)
     if comparison.refused:
         total = comparison.refused.total()
         console.print(f"Refused {total} replies of {len(comparison.refused)} clients.")
@@ -56,17 +58,24 @@ def _cluster_tree(comparison: Comparison) -> Tree:
 
 
 def _node_label(comparison: Comparison, node: Node) -> Text:
-    num_clients = len(comparison.tree.cluster(node.id))
+    client_ids = comparison.tree.cluster(node.id)
     label = Text(
-        f"{'leaf' if node.is_leaf else 'node'} {node.id}", "bold green" if node.is_leaf else "bold"
+        f"{'leaf' if node.is_leaf else 'node'} {node.id}",
+        "bold green" if node.is_leaf else "bold",
     )
-    label.append(f"  {num_clients} client{'s' if num_clients != 1 else ''}", "not bold default")
+    label.append(
+        f"  {len(client_ids)} client{'s' if len(client_ids) != 1 else ''}", "not bold default"
+    )
     groups = comparison.groups_at(node.id)
     if groups:
-        parts = ", ".join(f"{group} x{count}" for group, count in sorted(groups.items()))
-        label.append(f"  (true groups: {parts})", "dim")
+        parts = ", ".join(f"{group} ({count})" for group, count in sorted(groups.items()))
+        label.append(f" of true group{'s' if len(groups) != 1 else ''} {parts}", "not bold dim")
     if node.split_in_round is not None:
-        label.append(f"  split in round {node.split_in_round}", "yellow")
+        label.append(f", split in round {node.split_in_round}", "not bold yellow")
+    if node.is_leaf and client_ids:
+        shown = client_ids[:MAX_NAMED]
+        more = f", and {len(client_ids) - len(shown)} more" if len(client_ids) > MAX_NAMED else ""
+        label.append(f"\n{', '.join(shown)}{more}", "not bold dim")
     return label
 
 
@@ -95,7 +104,10 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _reasons(comparison: Comparison) -> Text:
-    lines = [
-        f"Round {split.round}, node {split.node_id}: {split.reason}" for split in comparison.splits
-    ]
-    return Text("\n".join(lines) if lines else "No cluster was split.")
+    if not comparison.splits:
+        return Text("No cluster was split.")
+    text = Text("Why each cluster was split", "bold")
+    for split in comparison.splits:
+        text.append(f"\nround {split.round}, node {split.node_id}: ", "not bold yellow")
+        text.append(split.reason, "not bold default")
+    return text
