@@ -27,7 +27,7 @@ rule = fb.Thresholds(eps_mean=0.1, eps_max=0.5, gamma_max=0.5)
 run = fb.simulate(model, clients, rule=rule, rounds=30)
 
 for leaf, client_ids in run.clusters.items():
-    accuracy = np.mean([run.evaluation[client_id]["accuracy"] for client_id in client_ids])
+    accuracy = run.cluster_means[leaf]["accuracy"]
     print(f"cluster {leaf}: {', '.join(client_ids)}: accuracy {accuracy:.2f}")
 for entry in run.history:
     for split in entry.record.splits:

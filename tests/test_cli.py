@@ -110,6 +110,19 @@ def test_another_seed_is_another_run(finished, tmp_path, config):
 
 
 @pytest.mark.slow
+def test_the_demo_shows_what_it_promises(tmp_path):
+    report = json.loads(fedbranch_command("demo", "--json", cwd=tmp_path).stdout)
+
+    assert report["run"] == "runs/demo-1"
+    assert report["finds_true_groups"]
+    assert [len(split["groups"]) for split in report["splits"]] == [2, 2, 2]
+    assert sorted(map(len, report["clusters"].values())) == [5, 5, 5, 5]
+    mean = {method: means["overall"] for method, means in report["mean"].items()}
+    assert mean["cfl"] > mean["fedavg"] + 0.1
+    assert mean["cfl"] > mean["local"] + 0.03
+
+
+@pytest.mark.slow
 def test_a_run_that_is_killed_twice_resumes_to_the_same_bytes(finished, tmp_path, config):
     folder, _ = finished
 

@@ -11,9 +11,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from fedbranch.experiment import Experiment
 
 from fedbranch import RunFolder
+from fedbranch.experiment import Experiment
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]  # Okabe and Ito: safe for all eyes
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedbranch.errors import DamagedFile
@@ -43,6 +42,8 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
     files
         Tensors by file, so that those which never change stay in files that never change.
     """
+    import safetensors.numpy  # here, so that training without files needs no safetensors
+
     folder.mkdir(parents=True, exist_ok=True)
     manifest: dict[str, dict[str, str]] = {}
     for name, tensors in files.items():
@@ -111,6 +112,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _read_tensors(folder: Path, file_name: str, digest: str) -> Tensors:
+    import safetensors.numpy
+
     # The name comes from a file that anybody may have edited; it must not lead elsewhere.
     if file_name != Path(file_name).name:
         raise DamagedFile(f"{folder / STATE_FILE} names the file {file_name!r} outside its folder")

@@ -97,6 +97,16 @@ def test_a_clients_model_is_the_one_that_was_evaluated():
         assert measured == run.evaluation[client_id]
 
 
+def test_means_over_clusters_and_over_all_count_every_client_alike():
+    run = simulate()
+    accuracy = {i: metrics["accuracy"] for i, metrics in run.evaluation.items()}
+
+    for leaf, client_ids in run.clusters.items():
+        expected = np.mean([accuracy[i] for i in client_ids])
+        assert run.cluster_means[leaf]["accuracy"] == pytest.approx(expected)
+    assert run.overall_mean["accuracy"] == pytest.approx(np.mean(list(accuracy.values())))
+
+
 def test_the_models_on_a_clients_path_go_from_general_to_specific():
     clients = make_clients()
     run = simulate(clients)

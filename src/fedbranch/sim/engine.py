@@ -79,6 +79,16 @@ class Run:
         """Client id -> metrics on its held-out data under its model, at the end."""
         return next((entry.evaluation for entry in reversed(self.history) if entry.evaluation), {})
 
+    @property
+    def cluster_means(self) -> dict[int, dict[str, float]]:
+        """Leaf -> metrics at the end, averaged over its clients."""
+        return {leaf: mean_by_metric(self.evaluation, ids) for leaf, ids in self.clusters.items()}
+
+    @property
+    def overall_mean(self) -> dict[str, float]:
+        """Metrics at the end, averaged over all clients."""
+        return mean_by_metric(self.evaluation, list(self.evaluation))
+
     def model(self, client_id: str) -> nn.Module:
         """Give a copy of the model that a client ended with."""
         return self.model_at(self.tree.position(client_id))
@@ -236,7 +246,7 @@ def simulate(
             {
                 "rounds": rounds,
                 "clusters": {str(leaf): ids for leaf, ids in run.clusters.items()},
-                "mean": mean_by_metric(run.evaluation, list(run.evaluation)),
+                "mean": run.overall_mean,
             }
         )
     return run
