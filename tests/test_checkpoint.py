@@ -59,6 +59,31 @@ def test_a_crash_before_the_last_step_leaves_the_old_state(folder, monkeypatch):
     assert (state["number"], files["changing"]["x"][0]) == (1, 1)
 
 
+def test_files_of_others_are_left_alone(folder):
+    (folder / "my-model.safetensors").write_bytes(b"precious")
+
+    write(folder, 2)
+
+    assert (folder / "my-model.safetensors").read_bytes() == b"precious"
+
+
+def test_writing_again_repairs_a_damaged_file(folder):
+    flip_a_bit(folder)
+
+    write(folder, 1)
+
+    assert read_checkpoint(folder, "test")[1]["fixed"]["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_what_a_crash_left_half_way_is_cleared_away(folder):
+    (folder / f"changing-{'0' * 16}.safetensors").write_bytes(b"")
+    (folder / f"node-3-{'0' * 16}.safetensors.tmp").write_bytes(b"")
+
+    write(folder, 2)
+
+    assert len(list(folder.iterdir())) == 3
+
+
 def test_no_file_is_a_pickle(folder):
     for path in folder.iterdir():
         assert path.suffix in {".json", ".safetensors"}

@@ -18,12 +18,16 @@ MAY_SEE = {
     "messages": {"core", "errors", "tree"},
     "rules": {"checkpoint", "core", "errors"},
     "records": {"checkpoint", "rules"},
-    "server": {"checkpoint", "core", "errors", "messages", "records", "rules", "tree"},
+    "examination": {"core", "messages", "rules", "tree"},
+    "server": {
+        "checkpoint", "core", "errors", "examination", "messages", "records", "rules", "tree",
+    },
     "data": {"core", "data", "errors"},
     "client": {"data", "messages"},
     "runs": {"checkpoint", "errors", "records", "server", "tree"},
     "sim": {
-        "checkpoint", "client", "core", "data", "errors", "rules", "runs", "server", "sim", "tree",
+        "checkpoint", "client", "core", "data", "errors", "examination", "rules", "runs",
+        "server", "sim", "tree",
     },
     "settings": {"errors"},
     "experiment": {

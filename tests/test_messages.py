@@ -1,13 +1,14 @@
 """One bad reply among good ones: refused with its reason, and as if that client were absent."""
 
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
 from fakes import DIM, QuadraticClients, fingerprint
-from fedbranch import Server, Thresholds, Update
+from fedbranch import NeverSplit, Server, Thresholds, Update
 
 GOOD = np.ones(DIM, dtype=np.float32)
 
@@ -18,11 +19,21 @@ def with_entry(value):
     return vector
 
 
+class Trap:
+    """Something that calls itself an array and is none."""
+
+    def __array__(self, *args, **kwargs):
+        raise KeyError("trap")
+
+
 BAD = {
     "NaN": (Update(with_entry(np.nan), 10), "NaN or infinity"),
     "infinity": (Update(with_entry(-np.inf), 10), "NaN or infinity"),
     "absurd entry": (Update(with_entry(1e35), 10), "beyond 1e\\+30"),
-    "float64 beyond float32": (Update(with_entry(1.0).astype(float) * 1e300, 10), "beyond"),
+    "float64 beyond float32": (Update(GOOD.astype(float) * 1e300, 10), "NaN or infinity"),
+    "float64 below float32": (Update(GOOD.astype(float) * 1e-300, 10), "did not train"),
+    "masked NaN": (Update(np.ma.masked_invalid(with_entry(np.nan)), 10), "NaN or infinity"),
+    "fails when read": (Update(Trap(), 10), "not an array: KeyError"),
     "too short": (Update(GOOD[:-1], 10), r"shape \(19,\); send shape \(20,\)"),
     "too many axes": (Update(GOOD[None, :], 10), r"shape \(1, 20\)"),
     "empty": (Update(GOOD[:0], 10), r"shape \(0,\)"),
@@ -38,10 +49,14 @@ BAD = {
     "weight NaN": (Update(GOOD, float("nan")), "num_examples is nan"),
     "weight infinite": (Update(GOOD, float("inf")), "num_examples is inf"),
     "weight huge": (Update(GOOD, 1e30), "num_examples is 1e\\+30"),
+    "weight with 5000 digits": (Update(GOOD, 10**5000), "cannot be shown"),
+    "weight that rounds to 0": (Update(GOOD, Fraction(1, 10**400)), "num_examples is"),
     "weight text": (Update(GOOD, "10"), "num_examples is '10'"),
     "weight missing": (Update(GOOD, None), "num_examples is None"),
     "weight boolean": (Update(GOOD, True), "num_examples is True"),
-    "metrics text": (Update(GOOD, 10, metrics={"loss": "low"}), "metrics are"),
+    "metrics text": (Update(GOOD, 10, metrics={"loss": "low"}), "the metric 'loss' is 'low'"),
+    "metrics without name": (Update(GOOD, 10, metrics={3: 1.0}), "the metric 3 is 1.0"),
+    "base of another kind": (Update(GOOD, 10, base=np.array(["0.0", "x"])), "other parameters"),
     "metrics missing": (Update(GOOD, 10, metrics=None), "metrics are None"),
     "unasked buffers": (Update(GOOD, 10, buffers=np.ones(3, dtype=np.float32)), "buffers"),
     "other base": (Update(GOOD, 10, base="0.999"), "other parameters"),
@@ -102,6 +117,34 @@ def test_an_unknown_client_is_refused(client_id, undisturbed):
     assert fingerprint(server) == undisturbed
 
 
+def test_an_id_that_only_looks_like_a_clients_does_that_client_no_harm():
+    server = Server(1, rule=NeverSplit())
+    server.plan(["1"])
+
+    record = server.step([("1", Update(np.float32([2]), 1)), (1, Update(np.float32([9]), 1))])
+
+    assert "its id is a int" in record.refused["1"]
+    assert server.tree.root.params.tolist() == [2]
+
+
+def test_a_metric_beyond_floats_is_unknown():
+    server = Server(1, rule=NeverSplit())
+    server.plan(["a"])
+
+    record = server.step({"a": Update(np.float32([2]), 1, metrics={"n": 10**400})})
+
+    assert record.metrics == {"a": {"n": None}}
+
+
+def test_a_zero_signal_is_refused():
+    server = Server(1, rule=NeverSplit(), compare="signal")
+    server.plan(["a"])
+
+    record = server.step({"a": Update(np.float32([2]), 1, signal=np.float32([0]))})
+
+    assert "the signal is zero" in record.refused["a"]
+
+
 def test_a_client_that_was_not_asked_is_refused():
     server = Server(DIM, rule=Thresholds(eps_mean=1, eps_max=1, gamma_max=0.5))
     server.plan(["a"])
@@ -120,9 +163,11 @@ def test_an_old_reply_is_refused():
 
     record = server.step({"b": Update(GOOD, 10, base=old)})
 
-    assert record.refused == {
-        "b": "computed at other parameters ('0.0') than the client's position has now ('0.1')"
-    }
+    assert re.fullmatch(
+        r"computed at other parameters \('0\.0-\w+'\) than the client's position has now "
+        r"\('0\.1-\w+'\)",
+        record.refused["b"],
+    )
 
 
 @pytest.mark.parametrize("empty", [{}, []])

@@ -5,7 +5,15 @@ from fedbranch import DamagedFile, Evidence, NeverSplit, Thresholds, weighted_me
 from fedbranch.rules import rule_from_state, rule_to_state
 
 
-def evidence(updates, *, weights=None, num_members=None, rounds_trained=10, rounds_held=0):
+def evidence(
+    updates,
+    *,
+    weights=None,
+    num_members=None,
+    rounds_trained=10,
+    rounds_held=0,
+    rounds_since_hold=None,
+):
     updates = np.array(updates, dtype=np.float32)
     weights = np.ones(len(updates)) if weights is None else np.array(weights, dtype=float)
     return Evidence(
@@ -18,6 +26,7 @@ def evidence(updates, *, weights=None, num_members=None, rounds_trained=10, roun
         num_members=len(updates) if num_members is None else num_members,
         rounds_trained=rounds_trained,
         rounds_held=rounds_held,
+        rounds_since_hold=rounds_since_hold,
     )
 
 
@@ -103,21 +112,30 @@ def test_weights_count_in_the_stationarity_test():
 # Partial participation
 
 
+EVERYBODY = Thresholds(eps_mean=0.4, eps_max=1.6, gamma_max=0.5, coverage=1.0, max_hold_rounds=3)
+
+
 def test_a_cluster_holds_until_enough_have_answered():
     partial = evidence(OPPOSED, num_members=5)
 
-    assert RULE.examine(partial).verdict == "hold"
-    relaxed = Thresholds(eps_mean=0.4, eps_max=1.6, gamma_max=0.5, coverage=0.8)
-    assert relaxed.examine(partial).verdict == "split"
+    assert EVERYBODY.examine(partial).verdict == "hold"
+    assert RULE.examine(partial).verdict == "split"  # four of five are the default's 80 %
 
 
-def test_a_cluster_does_not_hold_for_ever():
-    rule = Thresholds(eps_mean=0.4, eps_max=1.6, gamma_max=0.5, max_hold_rounds=3)
+def test_a_cluster_does_not_hold_for_ever_nor_at_once_again():
+    def verdict(**when):
+        return EVERYBODY.examine(evidence(OPPOSED, num_members=5, **when)).verdict
 
-    assert rule.examine(evidence(OPPOSED, num_members=5, rounds_held=2)).verdict == "hold"
-    decision = rule.examine(evidence(OPPOSED, num_members=5, rounds_held=3))
-    assert decision.verdict == "train"
-    assert "max_hold_rounds = 3" in decision.reason
+    assert verdict(rounds_held=2) == "hold"
+    assert verdict(rounds_held=3) == "train"
+    assert verdict(rounds_since_hold=2) == "train"
+    assert verdict(rounds_since_hold=3) == "hold"
+
+
+def test_while_it_holds_the_norms_of_a_part_decide_nothing():
+    moving = evidence([[2, 0], [2, 0.1]], num_members=5, rounds_held=1)
+
+    assert EVERYBODY.examine(moving).verdict == "hold"
 
 
 def test_the_estimated_mean_of_a_sample_is_unbiased():

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fakes import DIM, QuadraticClients, fingerprint
 from fedbranch import Decision, NeverSplit, RoundRecord, Server, Thresholds, Update
 
-THRESHOLDS = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5)
+THRESHOLDS = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, coverage=1.0)
 
 
 def server_for(clients, rule=THRESHOLDS, **settings):
@@ -244,8 +244,51 @@ def test_a_holding_cluster_stands_still_and_asks_each_client_once():
     assert server.awaited == []
 
 
+def test_a_cluster_that_stands_still_does_so_until_enough_have_answered():
+    # c, d and e would make the mean long; but at 5 of 6 it is not yet known.
+    server = Server(1, rule=THRESHOLDS)
+    base = server.plan(list("abcdef"))["a"].base
+    server.step({"a": Update(np.float32([1]), 1), "b": Update(np.float32([-1]), 1)})
+
+    record = server.step({i: Update(np.float32([1]), 1, base=base) for i in "cde"})
+    assert [d.verdict for d in record.decisions] == ["hold"]
+    assert server.tree.root.params.tolist() == [0]
+
+    record = server.step({"f": Update(np.float32([1]), 1, base=base)})
+    assert record.decisions[0].reason.startswith("not stationary")
+    assert server.tree.root.params == pytest.approx([4 / 6])
+
+
+def test_a_silent_client_costs_at_most_every_second_round():
+    rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, coverage=1.0, max_hold_rounds=4)
+    server = Server(1, rule=rule)
+    server.plan(["silent"])
+    verdicts = []
+    for _ in range(40):
+        tasks = server.plan(["a", "b"])
+        sent = {"a": 2.0, "b": -1.9}
+        record = server.step({i: Update(np.float32([sent[i]]), 1) for i in tasks})
+        verdicts += [d.verdict for d in record.decisions]
+
+    assert len(verdicts) == 40
+    assert verdicts.count("train") >= 20
+    assert "split" not in verdicts
+
+
+def test_by_default_one_silent_client_of_many_does_not_stop_a_split():
+    clients = QuadraticClients(num_groups=2, clients_per_group=5)
+    server = server_for(clients, Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5))
+    server.plan(clients.client_ids)
+
+    for _ in range(40):
+        clients.play_round(server, clients.client_ids[1:])
+
+    assert sorted(map(len, server.clusters.values())) == [4, 5]
+    assert server.tree.position("c00") == 0
+
+
 def test_a_cluster_that_held_in_vain_trains_on_with_all_it_has_collected():
-    rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, max_hold_rounds=2)
+    rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, coverage=1.0, max_hold_rounds=2)
     server = Server(1, rule=rule)
     server.plan(["a", "b", "silent"])
     server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-1.9]), 1)})
@@ -261,7 +304,7 @@ def test_a_cluster_that_held_in_vain_trains_on_with_all_it_has_collected():
 
 
 def test_clients_that_leave_are_no_longer_waited_for():
-    server = Server(1, rule=Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5))
+    server = Server(1, rule=THRESHOLDS)
     server.plan(["a", "b", "gone"])
     server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-2]), 1)})
 
@@ -272,7 +315,7 @@ def test_clients_that_leave_are_no_longer_waited_for():
 
 
 def test_a_reply_of_a_client_that_left_while_its_cluster_held_does_not_count():
-    server = Server(1, rule=Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5))
+    server = Server(1, rule=THRESHOLDS)
     server.plan(["a", "b", "c"])
     server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-2]), 1)})
 
@@ -300,7 +343,7 @@ def test_an_absent_client_is_routed_when_it_returns():
 
 
 def test_a_late_reply_counts_while_its_cluster_still_stands_where_it_was():
-    server = Server(1, rule=Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5))
+    server = Server(1, rule=THRESHOLDS)
     base = server.plan(["a", "b", "slow"])["slow"].base
     server.step({"a": Update(np.float32([2]), 1), "b": Update(np.float32([-2]), 1)})
 
@@ -344,18 +387,99 @@ def test_a_users_rule_may_split_into_many():
     assert server.clusters == {1: ["a"], 2: ["b"], 3: ["c"]}
 
 
-def test_a_rule_that_groups_strangers_is_named():
+def decision(**changes):
+    settings = {"node_id": 0, "round": 1, "verdict": "split", "reason": ""}
+    return Decision(**{**settings, **changes})
+
+
+BAD_DECISIONS = {
+    "strangers": (decision(groups=(("a",), ("stranger",))), r"clients \['stranger'\]"),
+    "one group": (decision(groups=(("a", "b"),)), r"groups of \[2\] clients"),
+    "an empty group": (decision(groups=(("a", "b"), ())), r"groups of \[2, 0\] clients"),
+    "no groups": (decision(), "the verdict 'split' with 0 groups"),
+    "groups without a split": (
+        decision(verdict="train", groups=(("a",), ("b",))),
+        "the verdict 'train' with 2 groups",
+    ),
+    "a client in two groups": (decision(groups=(("a",), ("a", "b"))), "a client in two groups"),
+    "an unknown verdict": (decision(verdict="Split"), "the verdict 'Split'"),
+    "another node": (decision(node_id=77, verdict="train"), "node 77 in round 1"),
+    "another round": (decision(round=99, verdict="train"), "node 0 in round 99"),
+    "nothing": (None, "returned None"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DECISIONS)
+def test_a_rule_that_decides_the_impossible_is_named_and_changes_nothing(name):
+    returned, message = BAD_DECISIONS[name]
+
     class Confused:
         def examine(self, evidence):
-            return Decision(
-                node_id=0, round=1, verdict="split", reason="", groups=(("a",), ("stranger",))
-            )
+            return returned
 
     server = Server(1, rule=Confused())
-    server.plan(["a", "b"])
+    tasks = server.plan(["a", "b"])
+    before = fingerprint(server)
 
-    with pytest.raises(ValueError, match="'stranger'"):
+    with pytest.raises((ValueError, TypeError), match=message):
         server.step({"a": Update(np.float32([1]), 1), "b": Update(np.float32([1]), 1)})
+
+    assert fingerprint(server) == before
+    assert server.plan(["a", "b"])["a"].base == tasks["a"].base
+
+
+def average_in_float64(updates, weights):
+    return np.average(updates.astype(np.float64), axis=0, weights=weights)
+
+
+def test_an_aggregate_may_work_in_float64():
+    server = Server(1, rule=NeverSplit(), aggregate=average_in_float64)
+    server.plan(["a"])
+    server.step({"a": Update(np.float32([1]), 1)})
+
+    assert server.tree.root.params.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "message"),
+    [
+        (lambda updates, weights: updates[:1], r"shape \(1, 2\)"),
+        (lambda updates, weights: np.float32([1]), r"shape \(1,\)"),
+        (lambda updates, weights: 3.0, r"shape \(\)"),
+        (lambda updates, weights: [1, 2], "dtype int64"),
+        (lambda updates, weights: updates[0] * np.nan, "NaN or infinity"),
+        (lambda updates, weights: updates.sort(axis=0), "read-only"),
+    ],
+)
+def test_an_aggregate_that_returns_the_impossible_is_named_and_changes_nothing(aggregate, message):
+    server = Server(2, rule=NeverSplit(), aggregate=aggregate)
+    server.plan(["a", "b"])
+    before = fingerprint(server)
+
+    with pytest.raises(ValueError, match=message):
+        server.step({i: Update(np.float32([1, 2]), 1) for i in "ab"})
+
+    assert fingerprint(server) == before
+
+
+def test_a_rule_that_fails_once_can_be_asked_again():
+    class Moody:
+        moods = iter(["bad", "good"])
+
+        def examine(self, evidence):
+            if next(self.moods) == "bad":
+                raise RuntimeError("not today")
+            return NeverSplit().examine(evidence)
+
+    server = Server(1, rule=Moody())
+    server.plan(["a"])
+    with pytest.raises(RuntimeError, match="not today"):
+        server.step({"a": Update(np.float32([1]), 1)})
+
+    record = server.step({"a": Update(np.float32([1]), 1)})
+
+    assert (record.round, record.refused) == (1, {})
+    assert server.tree.root.params.tolist() == [1]
 
 
 def test_buffers_are_averaged_but_never_compared():
@@ -408,8 +532,30 @@ def test_a_client_outside_given_clusters_cannot_be_routed_and_is_told_so():
     record = server.step({"stranger": Update(np.float32([1]), 1)})
 
     assert "no cached updates" in record.refused["stranger"]
+    with pytest.raises(ValueError, match="nobody can be routed"):
+        server.reroute(["a"])
     with pytest.raises(ValueError, match="before the first round"):
         server.partition({"x": ["a"], "y": ["b"]})
+
+
+@pytest.mark.parametrize(
+    ("groups", "params", "message"),
+    [
+        ({"x": ["a"], "y": ["b"]}, {"z": np.zeros(2)}, "params has 'z'"),
+        ({"x": ["a"], "y": ["b"]}, {"x": np.zeros(1)}, r"shape \(1,\)"),
+        ({"x": ["a"], "y": ["b"]}, {"x": np.array([0, np.nan])}, "2 finite numbers"),
+        ({"x": ["a"], "y": ["a"]}, None, "in two groups"),
+        ({"x": ["a", "a"], "y": ["b"]}, None, "named more than once"),
+    ],
+)
+def test_impossible_given_clusters_are_named_and_change_nothing(groups, params, message):
+    server = Server(2, rule=NeverSplit())
+    before = fingerprint(server)
+
+    with pytest.raises(ValueError, match=message):
+        server.partition(groups, params)
+
+    assert fingerprint(server) == before
 
 
 # Calls
@@ -422,6 +568,7 @@ def test_a_client_outside_given_clusters_cannot_be_routed_and_is_told_so():
         ([1, 2], TypeError, "non-empty strings"),
         ([""], TypeError, "non-empty strings"),
         (["a", "b", "a"], ValueError, r"\['a'\] are named more than once"),
+        (["\ud83d"], ValueError, "not valid Unicode"),
     ],
 )
 def test_bad_client_ids_are_named(client_ids, error, message):
@@ -444,6 +591,7 @@ def test_unknown_clients_are_named(call):
         ({"weighting": "size"}, "weighting is 'size'"),
         ({"compare": "gradient"}, "compare is 'gradient'"),
         ({"max_examples": 0}, "max_examples is 0"),
+        ({"max_examples": float("inf")}, "max_examples is inf"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
@@ -511,6 +659,55 @@ def test_a_loaded_server_goes_on_as_if_nothing_had_happened(tmp_path, stop):
     assert fingerprint(resumed) == fingerprint(interrupted)
     play(resumed, clients, stop, 40)
     assert fingerprint(resumed) == fingerprint(undisturbed)
+
+
+def test_a_reply_from_before_a_restart_is_refused_if_the_parameters_went_another_way(tmp_path):
+    server = Server(1, rule=NeverSplit())
+    server.plan(["a", "b", "c"])
+    server.save(tmp_path)
+    server.step({"a": Update(np.float32([1]), 1)})
+    before_the_crash = server.plan(["c"])["c"].base
+
+    restarted = Server.load(tmp_path)
+    restarted.step({"b": Update(np.float32([-50]), 1)})
+    record = restarted.step({"c": Update(np.float32([1]), 1, base=before_the_crash)})
+
+    assert "computed at other parameters" in record.refused["c"]
+
+
+def test_numbers_of_other_libraries_can_be_saved(tmp_path):
+    rule = Thresholds(
+        eps_mean=np.float32(0.5), eps_max=1, gamma_max=0.5, min_cluster_size=np.int64(2)
+    )
+    server = Server(np.prod((2, 3)), rule=rule, max_examples=np.int64(50))
+
+    server.save(tmp_path)
+
+    assert Server.load(tmp_path).rule == rule
+
+
+def test_a_routed_clients_metrics_are_in_the_record():
+    clients = QuadraticClients(num_groups=2, clients_per_group=3)
+    server = server_for(clients)
+    while server.tree.root.is_leaf:
+        clients.play_round(server, clients.client_ids[:5])
+    task = server.plan(["c05"])["c05"]
+    vector = clients.update("c05", task).vector
+
+    record = server.step({"c05": Update(vector, 1, metrics={"loss": 2.5})})
+
+    assert [move.client_id for move in record.routed] == ["c05"]
+    assert record.metrics == {"c05": {"loss": 2.5}}
+
+
+def test_nobody_is_removed_if_one_of_them_cannot_be():
+    server = Server(1, rule=NeverSplit())
+    server.plan(["a", "b"])
+
+    for ids in (["a", "ghost"], ["a", "a", "b"]):
+        with pytest.raises(ValueError, match=r"not known|more than once"):
+            server.remove(ids)
+    assert server.tree.client_ids == ["a", "b"]
 
 
 def test_a_record_survives_json():

@@ -148,10 +148,43 @@ def test_node_ids_are_never_used_again(tree):
     assert tree.split(2, [{"c": NORTH}, {"d": SOUTH}]) == (5, 6)
 
 
-def test_parameters_after_an_undo_are_not_confused_with_those_before(tree):
+def test_a_base_names_the_numbers_and_not_only_their_version():
+    first, second = ParameterTree(2), ParameterTree(2)
+    assert first.root.base == second.root.base
+
+    first.advance(0, EAST)
+    second.advance(0, WEST)
+
+    assert first.root.base != second.root.base
+
+
+def test_undoing_leads_back_to_the_same_parameters(tree):
     base = tree[2].base
     tree.undo_split(2)
-    assert tree[2].base != base
+    assert tree[2].base == base
+
+
+def test_a_very_deep_tree_can_be_walked_and_undone():
+    tree = ParameterTree(1)
+    leaf = 0
+    for number in range(1500):
+        tree.place(f"c{number}", leaf)
+        tree.place("last", leaf)
+        one = np.float32([1])
+        leaf = tree.split(leaf, [{f"c{number}": one}, {"last": -one}])[1]
+
+    assert len(tree.cluster(0)) == 1501
+    tree.undo_split(0)
+    assert len(tree) == 1
+
+
+def test_a_new_client_cannot_write_into_the_solution_it_is_shown(tree):
+    def careless(params):
+        params += 5
+        return params
+
+    with pytest.raises(ValueError, match="read-only"):
+        tree.assign(careless)
 
 
 def test_there_is_nothing_to_undo_at_a_leaf(tree):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ Tensors = dict[str, NDArray[Any]]
 
 SCHEMA = 1
 STATE_FILE = "state.json"
+OUR_TENSORS = re.compile(r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?")
 
 
 def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, Tensors]) -> None:
@@ -53,15 +55,15 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
         digest = hashlib.sha256(content).hexdigest()
         file_name = f"{name}-{digest[:16]}.safetensors"
         manifest[name] = {"file": file_name, "sha256": digest}
-        if not (folder / file_name).exists():
+        if not _holds(folder / file_name, content):
             replace_file(folder / file_name, content)
     document = {"schema": SCHEMA, "kind": kind, "tensors": manifest, "state": state}
     text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
     replace_file(folder / STATE_FILE, text.encode())
 
     current = {entry["file"] for entry in manifest.values()}
-    for path in folder.glob("*.safetensors"):
-        if path.name not in current:
+    for path in folder.iterdir():  # older states, and what a crash left half-way
+        if OUR_TENSORS.fullmatch(path.name) and path.name not in current:
             path.unlink()
 
 
@@ -109,6 +111,10 @@ def replace_file(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.exists() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def _read_tensors(folder: Path, file_name: str, digest: str) -> Tensors:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +15,7 @@ from fedbranch.core.geometry import Array, to_numpy
 from fedbranch.errors import InvalidUpdate
 from fedbranch.tree import Vector
 
-__all__ = ["Reply", "Task", "Update", "check_update"]
+__all__ = ["Reply", "Task", "Update", "check_update", "checked_ids"]
 
 # No sane update comes near this; sums of such numbers would leave float32.
 LARGEST_ENTRY = 1e30
@@ -100,56 +101,88 @@ def check_update(
         Saying what is wrong, with the value.
     """
     vector = _checked_vector(update.vector, num_params, "update")
-    if not vector.any():
-        raise InvalidUpdate("the update is zero: the client did not train")
     compared = vector
     if compares_signal:
         if update.signal is None:
             raise InvalidUpdate("the reply carries no signal, which this server compares")
         compared = _checked_vector(update.signal, num_params, "signal")
+    for name, sent in [("update", vector), ("signal", compared)]:
+        if not sent.any():
+            raise InvalidUpdate(f"the {name} is zero: the client did not train")
     if update.buffers is not None:
         buffers = _checked_vector(update.buffers, num_buffers, "buffers")
     elif num_buffers:
         raise InvalidUpdate(f"the reply lacks the {num_buffers} buffers")
     else:
         buffers = np.zeros(0, dtype=np.float32)
-    weight = update.num_examples
-    if not _is_real(weight) or not 0 < weight <= max_examples:
+    weight = _as_float(update.num_examples)
+    if weight is None or not 0 < weight <= max_examples:
         raise InvalidUpdate(
-            f"num_examples is {weight!r}; it must be a number above 0 and at most {max_examples:g}"
+            f"num_examples is {_shortened(update.num_examples)}; it must be a number above 0 and "
+            f"at most {max_examples:g}"
         )
-    if not isinstance(update.metrics, Mapping) or not all(
-        isinstance(name, str) and _is_real(value) for name, value in update.metrics.items()
-    ):
-        raise InvalidUpdate(f"metrics are {update.metrics!r}; send numbers by name")
-    return Reply(
-        vector=vector,
-        compared=compared,
-        buffers=buffers,
-        weight=float(weight),
-        metrics={
-            name: float(value) if math.isfinite(value) else None
-            for name, value in update.metrics.items()
-        },
-    )
+    if not isinstance(update.metrics, Mapping):
+        raise InvalidUpdate(f"metrics are {_shortened(update.metrics)}; send numbers by name")
+    metrics = {}
+    for name, value in update.metrics.items():
+        number = _as_float(value)
+        if not isinstance(name, str) or number is None:
+            raise InvalidUpdate(
+                f"the metric {_shortened(name)} is {_shortened(value)}; send numbers by name"
+            )
+        metrics[name] = number if math.isfinite(number) else None
+    return Reply(vector=vector, compared=compared, buffers=buffers, weight=weight, metrics=metrics)
+
+
+def checked_ids(client_ids: Iterable[str]) -> list[str]:
+    """Check that client ids are what every file and every message can carry, each once."""
+    ids = list(client_ids)
+    if isinstance(client_ids, str) or not all(isinstance(i, str) and i for i in ids):
+        raise TypeError(f"client_ids are {client_ids!r}; pass a list of non-empty strings")
+    for client_id in ids:
+        try:
+            client_id.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the client id {client_id!r} is not valid Unicode") from None
+    twice = [client_id for client_id, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"clients {twice} are named more than once; name each once")
+    return ids
 
 
 def _checked_vector(array: Array, length: int, name: str) -> Vector:
     try:
-        vector = to_numpy(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidUpdate(f"the {name} is not an array: {error}") from error
-    if not np.issubdtype(vector.dtype, np.floating):
-        raise InvalidUpdate(f"the {name} has dtype {vector.dtype}; send float32")
-    if vector.shape != (length,):
-        raise InvalidUpdate(f"the {name} has shape {vector.shape}; send shape ({length},)")
+        original = to_numpy(array)
+    except Exception as error:
+        raise InvalidUpdate(f"the {name} is not an array: {error!r}") from error
+    if not np.issubdtype(original.dtype, np.floating):
+        raise InvalidUpdate(f"the {name} has dtype {original.dtype}; send float32")
+    if original.shape != (length,):
+        raise InvalidUpdate(f"the {name} has shape {original.shape}; send shape ({length},)")
+    # A copy of our own, and that is what is checked: whoever sent it may go on writing into
+    # the original, and a masked array or a wider type may hide what the copy will hold.
+    with np.errstate(over="ignore"):
+        vector = np.array(original, dtype=np.float32)
     if not np.isfinite(vector).all():
         raise InvalidUpdate(f"the {name} contains NaN or infinity; lower the learning rate")
     if length and float(np.abs(vector).max()) > LARGEST_ENTRY:
         raise InvalidUpdate(f"the {name} has entries beyond {LARGEST_ENTRY:g}; training diverged")
-    # A copy of our own: whoever sent it may go on writing into the original.
-    return np.array(vector, dtype=np.float32)
+    return vector
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def _as_float(value: object) -> float | None:
+    """Give a number as a float, and None for what is not a number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _shortened(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # a whole number with too many digits, or an object with a broken repr
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= 80 else text[:77] + "..."

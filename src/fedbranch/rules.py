@@ -6,6 +6,7 @@ Users write their own rule by passing any object with ``examine(evidence) -> Dec
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol
@@ -53,6 +54,8 @@ class Evidence:
         How often the cluster's parameters have moved since it was born.
     rounds_held
         For how many rounds they have stood still to collect these updates.
+    rounds_since_hold
+        How often they have moved since the cluster last held in vain; None if it never did.
     """
 
     node_id: int
@@ -64,6 +67,7 @@ class Evidence:
     num_members: int
     rounds_trained: int
     rounds_held: int
+    rounds_since_hold: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,8 @@ class Thresholds:
         The share of the cluster's clients that must have answered at the same parameters
         before it is split, in (0, 1].
     max_hold_rounds
-        How many rounds a cluster may stand still for that, before it goes on training.
+        How many rounds a cluster may stand still for that, before it goes on training; it
+        then trains for as many rounds before it holds again.
 
     Notes
     -----
@@ -145,6 +150,8 @@ class Thresholds:
     defaults for the first three. With partial participation the mean over those who
     answered differs from the cluster's by sampling; the part of its square that sampling
     explains is subtracted before the comparison with ε1. With full participation it is 0.
+    It cannot be told from a single answer: a cluster of which only one client answers in
+    every round hardly ever looks stationary.
 
     Examples
     --------
@@ -157,10 +164,15 @@ class Thresholds:
     gamma_max: float
     min_cluster_size: int = 1
     min_rounds: int = 0
-    coverage: float = 1.0
+    coverage: float = 0.8
     max_hold_rounds: int = 10
 
     def __post_init__(self) -> None:
+        # Plain numbers, whatever library they came from: they are saved as JSON.
+        for name in ("eps_mean", "eps_max", "gamma_max", "coverage"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("min_cluster_size", "min_rounds", "max_hold_rounds"):
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         for name, allowed, is_allowed in [
             ("eps_mean", "a positive number", 0 < self.eps_mean < math.inf),
             ("eps_max", "a positive number", 0 < self.eps_max < math.inf),
@@ -197,6 +209,15 @@ class Thresholds:
                 "train",
                 f"young: trained {evidence.rounds_trained} of min_rounds = {self.min_rounds} rounds",
             )
+        num_needed = max(2, math.ceil(self.coverage * num_members - 1e-9))
+        is_covered = num_answered >= num_needed
+        waiting = f"{num_answered} of {num_needed} needed clients have answered"
+        if evidence.rounds_held > 0 and not is_covered:
+            if evidence.rounds_held < self.max_hold_rounds:
+                return decide("hold", f"still stands still: {waiting}")
+            return decide(
+                "train", f"held in vain for {evidence.rounds_held} rounds: {waiting}; trains on"
+            )
         if measured["mean_norm"] >= self.eps_mean:
             return decide(
                 "train",
@@ -209,15 +230,11 @@ class Thresholds:
                 f"congruent: no client's update is as long as eps_max = {self.eps_max:g} "
                 f"(the longest: {measured['max_norm']:.3g})",
             )
-        num_needed = max(2, math.ceil(self.coverage * num_members - 1e-9))
-        if num_answered < num_needed:
-            waiting = f"stationary, but {num_answered} of {num_needed} needed clients have answered"
-            if evidence.rounds_held >= self.max_hold_rounds:
-                return decide(
-                    "train",
-                    f"{waiting}; trains on after max_hold_rounds = {self.max_hold_rounds}",
-                )
-            return decide("hold", f"{waiting}; its parameters stand still for the others")
+        if not is_covered:
+            since_hold = evidence.rounds_since_hold
+            if since_hold is not None and since_hold < self.max_hold_rounds:
+                return decide("train", f"looks stationary, but has held in vain of late; {waiting}")
+            return decide("hold", f"looks stationary and stands still for the others: {waiting}")
 
         split = bipartition(cosine_similarity(evidence.updates))
         measured["cross_similarity"] = split.cross_similarity

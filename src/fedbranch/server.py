@@ -12,8 +12,9 @@ those parameters; while a rule asks to hold, they stand still and updates are co
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -22,14 +23,13 @@ import numpy as np
 from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.errors import DamagedFile, InvalidUpdate
-from fedbranch.messages import Reply, Task, Update, check_update
+from fedbranch.examination import Aggregate, Outcome, Weighting, examine
+from fedbranch.messages import Reply, Task, Update, check_update, checked_ids
 from fedbranch.records import RoundRecord, Routing
-from fedbranch.rules import Decision, Evidence, Rule, rule_from_state, rule_to_state
-from fedbranch.tree import ParameterTree, Vector
+from fedbranch.rules import Rule, rule_from_state, rule_to_state
+from fedbranch.tree import ParameterTree, read_only
 
-__all__ = ["Aggregate", "Server"]
-
-Aggregate = Callable[[Array, Array], Array]
+__all__ = ["Server"]
 
 
 class Server:
@@ -79,7 +79,7 @@ class Server:
         *,
         rule: Rule,
         num_buffers: int = 0,
-        weighting: Literal["examples", "equal"] = "examples",
+        weighting: Weighting = "examples",
         compare: Literal["update", "signal"] = "update",
         aggregate: Aggregate = weighted_mean,
         max_examples: float = 1e9,
@@ -90,18 +90,19 @@ class Server:
         ]:
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}; it must be one of {allowed}")
-        if not max_examples > 0:
-            raise ValueError(f"max_examples is {max_examples!r}; it must be positive")
+        if not 0 < max_examples < math.inf:
+            raise ValueError(f"max_examples is {max_examples!r}; it must be positive and finite")
         self.tree = ParameterTree(num_params, num_buffers)
         self.rule = rule
         self.weighting = weighting
         self.compare = compare
         self.aggregate = aggregate
-        self.max_examples = max_examples
+        self.max_examples = float(max_examples)
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
         self._collected: dict[int, dict[str, Reply]] = {}  # leaf -> replies at its parameters
         self._rounds_held: dict[int, int] = {}
+        self._hold_ended: dict[int, int] = {}  # leaf -> its version after it last held in vain
         self._joined: list[str] = []
         self._left: list[str] = []
 
@@ -136,14 +137,8 @@ class Server:
             Client id -> task. A client that has already answered at the parameters of a
             holding cluster gets none.
         """
-        ids = list(client_ids)
-        if isinstance(client_ids, str) or not all(isinstance(i, str) and i for i in ids):
-            raise TypeError(f"client_ids are {client_ids!r}; pass a list of non-empty strings")
-        twice = [client_id for client_id, count in Counter(ids).items() if count > 1]
-        if twice:
-            raise ValueError(f"clients {twice} are named more than once; name each once")
         tasks = {}
-        for client_id in ids:
+        for client_id in checked_ids(client_ids):
             if client_id not in self.tree:
                 self.tree.place(client_id, self.tree.root.id)
                 self._joined.append(client_id)
@@ -153,8 +148,8 @@ class Server:
             self._asked[client_id] = node.base
             tasks[client_id] = Task(
                 node_id=node.id,
-                params=_read_only(node.params),
-                buffers=_read_only(node.buffers),
+                params=read_only(node.params),
+                buffers=read_only(node.buffers),
                 base=node.base,
                 purpose="train" if node.is_leaf else "route",
             )
@@ -174,21 +169,38 @@ class Server:
             What happened and why. A reply that cannot be used is refused by itself, with
             its reason there; the rest of the round is as if that client had been absent.
         """
-        self.round += 1
+        this_round = self.round + 1
         refused, replies = self._accept(updates)
-        routed = self._route(replies, refused)
-        touched = {self.tree.position(client_id) for client_id in replies}
-        for client_id, reply in replies.items():
-            self._collected.setdefault(self.tree.position(client_id), {})[client_id] = reply
-        # After collecting: a client routed to a leaf trains there from the next round on.
-        for move in routed:
+        routed, at_leaves = self._route(replies, refused)
+        collected = {node_id: dict(held) for node_id, held in self._collected.items()}
+        for client_id, reply in at_leaves.items():
+            collected.setdefault(self.tree.position(client_id), {})[client_id] = reply
+        arrivals = Counter(move.to_node for move in routed)
+        outcomes = [
+            examine(
+                self.tree[node_id],
+                collected[node_id],
+                rule=self.rule,
+                aggregate=self.aggregate,
+                weighting=self.weighting,
+                round=this_round,
+                num_members=self.tree.num_members(node_id) + arrivals[node_id],
+                rounds_held=self._rounds_held.get(node_id, 0),
+                rounds_since_hold=self._rounds_since_hold(node_id),
+            )
+            for node_id in sorted(collected)
+        ]
+
+        # Until here nothing has changed: whoever raised, the round can be tried again.
+        self.round = this_round
+        self._collected = collected
+        for move in routed:  # trains, or goes on down, from the next round on
             self.tree.place(move.client_id, move.to_node)
-        decisions = tuple(
-            self._examine(node_id) for node_id in sorted(touched | set(self._rounds_held))
-        )
+        for outcome in outcomes:
+            self._carry_out(outcome)
         record = RoundRecord(
             round=self.round,
-            decisions=decisions,
+            decisions=tuple(outcome.decision for outcome in outcomes),
             refused=dict(sorted(refused.items())),
             routed=routed,
             joined=tuple(sorted(self._joined)),
@@ -204,15 +216,12 @@ class Server:
     ) -> tuple[dict[str, str], dict[str, Reply]]:
         """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
         pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
-        count = Counter(str(client_id) for client_id, _ in pairs)
+        count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
         refused: dict[str, str] = {}
         replies: dict[str, Reply] = {}
         for client_id, update in sorted(pairs, key=lambda pair: str(pair[0])):
             try:
-                if count[str(client_id)] > 1:
-                    raise InvalidUpdate(
-                        f"answered {count[str(client_id)]} times in one round; none of it is used"
-                    )
+                self._check_sender(client_id, count)
                 self._check_base(client_id, update)
                 replies[client_id] = check_update(
                     update,
@@ -223,19 +232,31 @@ class Server:
                 )
             except InvalidUpdate as error:
                 refused[str(client_id)] = str(error)
+            except Exception as error:
+                # Objects from outside may fail in ways of their own; that is their client's
+                # problem alone.
+                refused[str(client_id)] = f"the reply cannot be read: {error!r}"
         return refused, replies
+
+    def _check_sender(self, client_id: str, count: Mapping[str, int]) -> None:
+        if not isinstance(client_id, str):
+            raise InvalidUpdate(f"unknown client: its id is a {type(client_id).__name__}")
+        if count[client_id] > 1:
+            raise InvalidUpdate(
+                f"answered {count[client_id]} times in one round; none of it is used"
+            )
+        if client_id not in self.tree:
+            raise InvalidUpdate("unknown client: it never joined or has left")
 
     def _check_base(self, client_id: str, update: Update) -> None:
         """Refuse a reply that does not answer what the client's position asks for now."""
         if not isinstance(update, Update):
             raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
-        if not isinstance(client_id, str) or client_id not in self.tree:
-            raise InvalidUpdate("unknown client: no task was ever planned for it")
-        if update.base is None and client_id not in self._asked:
+        base = self._asked.get(client_id) if update.base is None else update.base
+        if base is None:
             raise InvalidUpdate("no task was planned for this client in this round")
         node = self.tree[self.tree.position(client_id)]
-        base = self._asked[client_id] if update.base is None else update.base
-        if base != node.base:
+        if not isinstance(base, str) or base != node.base:
             raise InvalidUpdate(
                 f"computed at other parameters ({base!r}) than the client's position has now "
                 f"({node.base!r})"
@@ -243,78 +264,52 @@ class Server:
         if client_id in self._collected.get(node.id, {}):
             raise InvalidUpdate("has already answered at these parameters")
 
-    def _route(self, replies: dict[str, Reply], refused: dict[str, str]) -> tuple[Routing, ...]:
-        """Take the replies from inner nodes out of the others and find each client's child."""
+    def _route(
+        self, replies: Mapping[str, Reply], refused: dict[str, str]
+    ) -> tuple[tuple[Routing, ...], dict[str, Reply]]:
+        """Find the child of every client at an inner node; give the other replies back."""
         routed = []
-        for client_id in list(replies):
+        at_leaves = {}
+        for client_id, reply in replies.items():
             node = self.tree[self.tree.position(client_id)]
             if node.is_leaf:
-                continue
-            reply = replies.pop(client_id)
-            if not self.tree.can_route(node.id):
+                at_leaves[client_id] = reply
+            elif not self.tree.can_route(node.id):
                 refused[client_id] = f"node {node.id} has no cached updates to be routed by"
-                continue
-            child_id, similarities = self.tree.descend(node.id, reply.compared)
-            routed.append(
-                Routing(
-                    client_id=client_id,
-                    from_node=node.id,
-                    to_node=child_id,
-                    similarities=similarities,
+            else:
+                child_id, similarities = self.tree.descend(node.id, reply.compared)
+                routed.append(
+                    Routing(
+                        client_id=client_id,
+                        from_node=node.id,
+                        to_node=child_id,
+                        similarities=similarities,
+                    )
                 )
-            )
-        return tuple(routed)
+        return tuple(routed), at_leaves
 
-    def _examine(self, node_id: int) -> Decision:
-        """Ask the rule about a cluster and do what it decides."""
-        collected = dict(sorted(self._collected[node_id].items()))
-        node = self.tree[node_id]
-        replies = list(collected.values())
-        weights = np.array([r.weight if self.weighting == "examples" else 1.0 for r in replies])
-        if not replies:  # all that answered have left since
-            decision = Decision(
-                node_id=node_id, round=self.round, verdict="train", reason="nobody has answered"
-            )
-        else:
-            compared = np.stack([r.compared for r in replies])
-            decision = self.rule.examine(
-                Evidence(
-                    node_id=node_id,
-                    round=self.round,
-                    client_ids=tuple(collected),
-                    updates=compared,
-                    weights=weights,
-                    mean_update=self.aggregate(compared, weights),
-                    num_members=self.tree.num_members(node_id),
-                    rounds_trained=node.version,
-                    rounds_held=self._rounds_held.get(node_id, 0),
-                )
-            )
+    def _carry_out(self, outcome: Outcome) -> None:
+        """Change the tree as a decision asks."""
+        decision = outcome.decision
+        node_id = decision.node_id
         if decision.verdict == "hold":
             self._rounds_held[node_id] = self._rounds_held.get(node_id, 0) + 1
-            return decision
-        strangers = sorted({i for group in decision.groups for i in group} - collected.keys())
-        if strangers:
-            raise ValueError(
-                f"the rule {self.rule!r} put clients {strangers} into a group of node {node_id}; "
-                "it may only use the clients of the evidence"
-            )
-        del self._collected[node_id]
-        self._rounds_held.pop(node_id, None)
+            return
+        collected = self._collected.pop(node_id)
+        has_held = self._rounds_held.pop(node_id, 0) > 0
         if decision.verdict == "split":
             # The mean is not added: the node keeps the very parameters at which the updates
             # on its edges were computed, and the children start from there.
             groups = [{i: collected[i].compared for i in group} for group in decision.groups]
             self.tree.split(node_id, groups, in_round=self.round)
-        elif replies:
-            vectors = np.stack([r.vector for r in replies])
-            buffers = np.stack([r.buffers for r in replies])
-            self.tree.advance(
-                node_id,
-                self.aggregate(vectors, weights),
-                self.aggregate(buffers, weights) if self.tree.num_buffers else None,
-            )
-        return decision
+        elif outcome.params_step is not None:
+            self.tree.advance(node_id, outcome.params_step, outcome.buffers_step)
+        if has_held:
+            self._hold_ended[node_id] = self.tree[node_id].version
+
+    def _rounds_since_hold(self, node_id: int) -> int | None:
+        ended = self._hold_ended.get(node_id)
+        return None if ended is None else self.tree[node_id].version - ended
 
     # Changes from outside
 
@@ -327,14 +322,15 @@ class Server:
 
     def reroute(self, client_ids: Iterable[str]) -> None:
         """Send clients back to the root, to find their cluster anew."""
+        root = self.tree.root
+        if not root.is_leaf and not self.tree.can_route(root.id):
+            raise ValueError("the clusters were given, not found; nobody can be routed to them")
         for client_id in self._known(client_ids):
             self._forget_reply(client_id)
             self.tree.place(client_id, self.tree.root.id)
 
     def _known(self, client_ids: Iterable[str]) -> list[str]:
-        if isinstance(client_ids, str):
-            raise TypeError(f"client_ids is the string {client_ids!r}; pass a list of ids")
-        ids = list(client_ids)
+        ids = checked_ids(client_ids)
         unknown = [client_id for client_id in ids if client_id not in self.tree]
         if unknown:
             raise ValueError(f"clients {unknown} are not known; they never joined or have left")
@@ -346,14 +342,12 @@ class Server:
 
     def undo_split(self, node_id: int) -> None:
         """Make a split cluster one again, at the parameters it had when it was split."""
-        below = {node_id}
-        for node in self.tree:  # parents come before their children
-            if node.parent_id in below:
-                below.add(node.id)
+        below = [node.id for node in self.tree.subtree(node_id)]
         self.tree.undo_split(node_id)
         for gone_id in below:
             self._collected.pop(gone_id, None)
             self._rounds_held.pop(gone_id, None)
+            self._hold_ended.pop(gone_id, None)
 
     def partition(
         self, groups: Mapping[str, Iterable[str]], params: Mapping[str, Array] | None = None
@@ -380,7 +374,16 @@ class Server:
         """
         if self.round > 0 or len(self.tree) > 1:
             raise ValueError("the clusters can only be given before the first round")
-        named = {name: list(client_ids) for name, client_ids in groups.items()}
+        named = {name: checked_ids(client_ids) for name, client_ids in groups.items()}
+        starts = {name: to_numpy(start) for name, start in (params or {}).items()}
+        for name, start in starts.items():
+            if name not in named:
+                raise ValueError(f"params has {name!r}; the clusters are {list(named)}")
+            if start.shape != (self.tree.num_params,) or not np.isfinite(start).all():
+                raise ValueError(
+                    f"params of {name!r} have shape {start.shape}; they must be "
+                    f"{self.tree.num_params} finite numbers"
+                )
         if len(named) == 1:
             leaf_ids: tuple[int, ...] = (self.tree.root.id,)
             for client_id in next(iter(named.values())):
@@ -390,8 +393,9 @@ class Server:
                 self.tree.root.id, [dict.fromkeys(client_ids) for client_ids in named.values()]
             )
         leaves = dict(zip(named, leaf_ids, strict=True))
-        for name, start in (params or {}).items():
-            self.tree[leaves[name]].params = to_numpy(start).astype(np.float32)
+        for name, start in starts.items():
+            node = self.tree[leaves[name]]
+            self.tree.advance(node.id, start.astype(np.float32) - node.params)
         return leaves
 
     # Files
@@ -441,6 +445,7 @@ class Server:
             "asked": self._asked,
             "collected": collected,
             "rounds_held": {str(node_id): held for node_id, held in self._rounds_held.items()},
+            "hold_ended": {str(node_id): ended for node_id, ended in self._hold_ended.items()},
             "joined": self._joined,
             "left": self._left,
             "tree": tree_state,
@@ -472,6 +477,7 @@ class Server:
             server.round = state["round"]
             server._asked = dict(state["asked"])
             server._rounds_held = {int(i): held for i, held in state["rounds_held"].items()}
+            server._hold_ended = {int(i): ended for i, ended in state["hold_ended"].items()}
             server._joined, server._left = list(state["joined"]), list(state["left"])
             for node_id, entries in state["collected"].items():
                 server._collected[int(node_id)] = {
@@ -489,9 +495,3 @@ class Server:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server
-
-
-def _read_only(vector: Vector) -> Vector:
-    view = vector.view()
-    view.flags.writeable = False
-    return view

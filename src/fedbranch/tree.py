@@ -7,6 +7,8 @@ exactly θ*, by which it was split. Parameters are stored as displacements θ �
 
 from __future__ import annotations
 
+import hashlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoin
 from fedbranch.core.geometry import cosine_similarity
 from fedbranch.errors import DamagedFile
 
-__all__ = ["Descent", "Node", "ParameterTree", "Vector"]
+__all__ = ["Descent", "Node", "ParameterTree", "Vector", "read_only"]
 
 Vector = NDArray[np.float32]
 
@@ -45,6 +47,7 @@ class Node:
     split_in_round: int | None = None
     # The paper's Δ_e on the edge from the parent: pre-split updates by client id.
     cached_updates: dict[str, Vector] = field(default_factory=dict)
+    _base: str = field(default="", repr=False)
 
     @property
     def is_leaf(self) -> bool:
@@ -53,8 +56,16 @@ class Node:
 
     @property
     def base(self) -> str:
-        """A name for exactly these parameters: updates with the same base may be compared."""
-        return f"{self.id}.{self.version}"
+        """A name for exactly these parameters: updates with the same base may be compared.
+
+        It contains a digest of the numbers, because a server that went back to an older
+        checkpoint may reach the same version by another way.
+        """
+        prefix = f"{self.id}.{self.version}-"
+        if not self._base.startswith(prefix):
+            digest = hashlib.sha256(self.params.tobytes() + self.buffers.tobytes())
+            self._base = prefix + digest.hexdigest()[:12]
+        return self._base
 
 
 class ParameterTree:
@@ -87,6 +98,7 @@ class ParameterTree:
     """
 
     def __init__(self, num_params: int, num_buffers: int = 0) -> None:
+        num_params, num_buffers = operator.index(num_params), operator.index(num_buffers)
         if num_params < 1 or num_buffers < 0:
             raise ValueError(
                 f"num_params is {num_params} and num_buffers {num_buffers}; a model has at least "
@@ -181,9 +193,16 @@ class ParameterTree:
 
     def cluster(self, node_id: int) -> list[str]:
         """Give the clients that stand at this node or below it (the paper's c_v), sorted."""
-        node = self[node_id]
-        below = [client_id for child in node.child_ids for client_id in self.cluster(child)]
-        return sorted(self._members[node_id].union(below))
+        return sorted(
+            client_id for node in self.subtree(node_id) for client_id in self._members[node.id]
+        )
+
+    def subtree(self, node_id: int) -> list[Node]:
+        """Give a node and all nodes below it, parents before their children."""
+        nodes = [self[node_id]]
+        for node in nodes:  # grows while we walk over it
+            nodes.extend(self[child_id] for child_id in node.child_ids)
+        return nodes
 
     # Changes
 
@@ -259,16 +278,12 @@ class ParameterTree:
         node = self[node_id]
         if node.is_leaf:
             raise ValueError(f"node {node_id} is a leaf; there is no split to undo")
-        for child_id in node.child_ids:
-            if not self[child_id].is_leaf:
-                self.undo_split(child_id)
-            for client_id in self.members(child_id):
+        for gone in self.subtree(node_id)[1:]:
+            for client_id in self.members(gone.id):
                 self.place(client_id, node_id)
-            del self._nodes[child_id], self._members[child_id]
+            del self._nodes[gone.id], self._members[gone.id]
         node.child_ids = ()
         node.split_in_round = None
-        # Updates sent before the split were used up by it; they must not match again.
-        node.version += 1
 
     # Assigning new clients
 
@@ -318,7 +333,7 @@ class ParameterTree:
         """
         node = self.root
         while not node.is_leaf:
-            node = self[self.descend(node.id, train(node.params)).child_id]
+            node = self[self.descend(node.id, train(read_only(node.params))).child_id]
         return node.id
 
     def _leaf(self, node_id: int) -> Node:
@@ -420,3 +435,10 @@ class ParameterTree:
                 raise ValueError(f"node {node.id} has vectors of another length")
             if node.buffers.shape != (self.num_buffers,):
                 raise ValueError(f"node {node.id} has buffers of another length")
+
+
+def read_only(vector: Vector) -> Vector:
+    """Give a view that nobody can write through."""
+    view = vector.view()
+    view.flags.writeable = False
+    return view

@@ -251,3 +251,9 @@ def test_the_gap_of_a_pure_cluster_is_never_positive(similarity):
 def test_the_gap_needs_a_group_for_each_row():
     with pytest.raises(ValueError, match="one group for each of the 2 rows"):
         separation_gap(np.eye(2), [0, 1, 1])
+
+
+def test_groups_are_told_apart_by_what_they_are():
+    similarity = cosine_similarity(unit_vectors([0, 90, 180]))
+
+    assert separation_gap(similarity, [1, "1", 2]) == separation_gap(similarity, "abc")

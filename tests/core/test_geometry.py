@@ -94,6 +94,21 @@ def test_tiny_and_huge_updates_neither_vanish_nor_overflow(convert, scale):
     np.testing.assert_allclose(similarity, [[1, 0, 1], [0, 1, 0], [1, 0, 1]], atol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1e-310, 1e-163, 1e-160, 1e155, 1e300])
+def test_float64_neither_vanishes_nor_overflows(convert, scale):
+    updates = np.array([[0.6, 0.8], [0.8, -0.6], [0.6, 0.8]]) * scale
+
+    similarity = np.asarray(cosine_similarity(convert(updates)))
+
+    np.testing.assert_allclose(similarity, [[1, 0, 1], [0, 1, 0], [1, 0, 1]], atol=1e-12)
+    np.testing.assert_allclose(np.asarray(norms(convert(updates))) / scale, [1, 1, 1])
+
+
+def test_too_few_digits_have_no_bound():
+    with pytest.raises(ValueError, match="unit_roundoff"):
+        cosine_error_bound(4096, 2.0**-11)
+
+
 def test_similarity_is_exactly_symmetric_with_ones_on_the_diagonal(convert):
     updates = np.random.default_rng(1).normal(size=(40, 5000)).astype(np.float32)
 

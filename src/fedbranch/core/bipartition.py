@@ -7,11 +7,12 @@ single-linkage clustering. So one pass over the similarity matrix answers all of
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedbranch.core.geometry import Array, to_numpy
 
@@ -188,7 +189,7 @@ def hierarchy(similarity: Array) -> Hierarchy:
     return Hierarchy(edge_rows=edges[order], similarities=similarities[order])
 
 
-def separation_gap(similarity: Array, groups: ArrayLike) -> float:
+def separation_gap(similarity: Array, groups: Iterable[Hashable]) -> float:
     """Measure how clearly the true groups separate: the paper's g(α) = α_intra − α_cross.
 
     Parameters
@@ -196,7 +197,7 @@ def separation_gap(similarity: Array, groups: ArrayLike) -> float:
     similarity
         Symmetric, shape (num_clients, num_clients), num_clients >= 2.
     groups
-        The true group of each row, of any type that can be compared.
+        The true group of each row.
 
     Returns
     -------
@@ -211,10 +212,11 @@ def separation_gap(similarity: Array, groups: ArrayLike) -> float:
     1.6
     """
     matrix = _checked_similarity(similarity)
-    names = np.asarray(list(groups) if isinstance(groups, str) else groups)
-    if names.shape != (len(matrix),):
+    numbers: dict[Hashable, int] = {}
+    names = np.array([numbers.setdefault(group, len(numbers)) for group in groups])
+    if len(names) != len(matrix):
         raise ValueError(
-            f"groups have shape {names.shape}; name one group for each of the {len(matrix)} rows"
+            f"got {len(names)} groups; name one group for each of the {len(matrix)} rows"
         )
     same_group = names[:, None] == names[None, :]
     np.fill_diagonal(same_group, False)

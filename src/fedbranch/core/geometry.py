@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -53,13 +53,9 @@ def norms(updates: Array) -> Array:
     >>> norms(np.array([[3.0, 4.0], [0.0, 0.0]], dtype=np.float32))
     array([5., 0.])
     """
-    xp = _checked_namespace(updates, "updates")
-    squares = xp.zeros(updates.shape[0], dtype=xp.float64, device=device(updates))
-    for block in _column_blocks(updates.shape[1]):
-        wide = xp.astype(updates[:, block], xp.float64)
-        squares = squares + xp.sum(wide * wide, axis=1)
-    lengths: Array = xp.sqrt(squares)
-    return lengths
+    _checked_namespace(updates, "updates")
+    largest = _largest_entries(updates)
+    return largest * _scaled_norms(updates, largest)
 
 
 def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
@@ -93,9 +89,9 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
            [0., 0., 0.]])
     """
     xp = _checked_namespace(updates, "updates")
-    left_scale = _reciprocal_norms(updates)
+    left_lengths = _lengths(updates)
     if others is None:
-        right, right_scale = updates, left_scale
+        right, right_lengths = updates, left_lengths
     else:
         _checked_namespace(others, "others")
         if others.shape[1] != updates.shape[1]:
@@ -103,13 +99,13 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
                 f"updates have {updates.shape[1]} columns and others {others.shape[1]}; "
                 "compare updates of the same model"
             )
-        right, right_scale = others, _reciprocal_norms(others)
+        right, right_lengths = others, _lengths(others)
 
     shape = (updates.shape[0], right.shape[0])
     similarity = xp.zeros(shape, dtype=updates.dtype, device=device(updates))
     for block in _column_blocks(updates.shape[1]):
-        left_unit = _scaled(updates[:, block], left_scale)
-        right_unit = left_unit if others is None else _scaled(right[:, block], right_scale)
+        left_unit = _unit(updates[:, block], left_lengths)
+        right_unit = left_unit if others is None else _unit(right[:, block], right_lengths)
         similarity += xp.matmul(left_unit, xp.permute_dims(right_unit, (1, 0)))
 
     if others is None:
@@ -118,9 +114,9 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
         similarity = (similarity + xp.permute_dims(similarity, (1, 0))) / 2
         itself = xp.arange(shape[0], device=device(updates))
         same = itself[:, None] == itself[None, :]
-        similarity = xp.where(
-            same, xp.astype(left_scale > 0, similarity.dtype)[:, None], similarity
-        )
+        is_zero = left_lengths.norms == 0
+        own = xp.where(is_zero, xp.zeros_like(left_lengths.norms), xp.ones_like(left_lengths.norms))
+        similarity = xp.where(same, xp.astype(own, similarity.dtype)[:, None], similarity)
     clipped: Array = xp.clip(similarity, -1.0, 1.0)
     return clipped
 
@@ -137,6 +133,8 @@ def cosine_error_bound(dim: int, unit_roundoff: float = 2.0**-24) -> float:
     True
     """
     roundings = min(dim, BLOCK) + math.ceil(dim / BLOCK) + 5
+    if roundings * unit_roundoff >= 1:
+        raise ValueError(f"unit_roundoff is {unit_roundoff}; there is no bound for so few digits")
     return roundings * unit_roundoff / (1 - roundings * unit_roundoff)
 
 
@@ -204,16 +202,42 @@ def _column_blocks(dim: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, dim))
 
 
-def _reciprocal_norms(updates: Array) -> Array:
-    """One over each length, in float64; 0 for a zero update, which so is similar to nothing."""
+class _Lengths(NamedTuple):
+    """The length of each update as a product of two factors, neither of which overflows."""
+
+    largest: Array  # largest absolute entry, or 1 where squares cannot leave float64
+    norms: Array  # norm of the update divided by that
+
+
+def _lengths(updates: Array) -> _Lengths:
+    largest = _largest_entries(updates)
+    return _Lengths(largest, _scaled_norms(updates, largest))
+
+
+def _largest_entries(updates: Array) -> Array:
+    """Give what to divide by before squaring in float64: nothing, unless it is float64 already."""
     xp = array_namespace(updates)
-    lengths = norms(updates)
-    reciprocal: Array = xp.where(lengths > 0, 1.0 / xp.where(lengths > 0, lengths, 1.0), 0.0)
-    return reciprocal
+    largest: Array = xp.ones(updates.shape[0], dtype=xp.float64, device=device(updates))
+    if updates.dtype == xp.float64:
+        entries = xp.max(xp.abs(updates), axis=1)
+        largest = xp.where(entries > 0, entries, largest)
+    return largest
 
 
-def _scaled(block: Array, scale: Array) -> Array:
-    # In float64 until the last step: the reciprocal length of a tiny update exceeds float32.
-    xp = array_namespace(block)
-    scaled: Array = xp.astype(xp.astype(block, xp.float64) * scale[:, None], block.dtype)
+def _scaled_norms(updates: Array, largest: Array) -> Array:
+    xp = array_namespace(updates)
+    squares = xp.zeros(updates.shape[0], dtype=xp.float64, device=device(updates))
+    for block in _column_blocks(updates.shape[1]):
+        wide = xp.astype(updates[:, block], xp.float64) / largest[:, None]
+        squares = squares + xp.sum(wide * wide, axis=1)
+    scaled: Array = xp.sqrt(squares)
     return scaled
+
+
+def _unit(block: Array, lengths: _Lengths) -> Array:
+    """Scale the updates to length one; a zero update stays zero and so is similar to nothing."""
+    xp = array_namespace(block)
+    divisor = xp.where(lengths.norms > 0, lengths.norms, xp.ones_like(lengths.norms))
+    wide = xp.astype(block, xp.float64) / lengths.largest[:, None]
+    unit: Array = xp.astype(wide / divisor[:, None], block.dtype)
+    return unit

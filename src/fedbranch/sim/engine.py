@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, 
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
 from fedbranch.errors import UnusableRun
+from fedbranch.examination import Aggregate, Weighting
 from fedbranch.rules import Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
-from fedbranch.server import Aggregate, Server
+from fedbranch.server import Server
 from fedbranch.tree import Node, ParameterTree
 
 __all__ = ["Run", "Settings", "simulate"]
@@ -33,7 +34,7 @@ class Settings(TypedDict, total=False):
     training: LocalTraining
     seed: int
     participation: float
-    weighting: Literal["examples", "equal"]
+    weighting: Weighting
     aggregate: Aggregate
     evaluate_every: int
     checkpoint_every: int
@@ -109,7 +110,7 @@ def simulate(
     training: LocalTraining | None = None,
     seed: int = 0,
     participation: float = 1.0,
-    weighting: Literal["examples", "equal"] = "examples",
+    weighting: Weighting = "examples",
     aggregate: Aggregate = weighted_mean,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
