@@ -164,7 +164,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, config):
     assert process.returncode == 130
     assert errors == "fedbranch: interrupted; continue with: fedbranch resume parts\n"
     shown = fedbranch_command("show", "parts", cwd=tmp_path)
-    assert "Not complete after round" in shown.stdout
+    assert "Not complete (" in shown.stdout
 
 
 def test_a_progress_bar_runs_on_a_terminal(tmp_path, config):
@@ -200,7 +200,10 @@ def test_a_progress_bar_runs_on_a_terminal(tmp_path, config):
     [
         (("rounds = 16", "rounds = -1"), "small.toml: rounds is -1; it must be at least 1"),
         (("epochs = 5", "epoch = 5"), "did you mean training.epochs?"),
-        (("gamma_max = 0.5", "gamma_max = 'x'"), "rule.gamma_max is 'x'; it must be a number"),
+        (
+            ("gamma_max = 0.5", "gamma_max = 'x'"),
+            "rule.gamma_max is 'x'; it must be a finite number",
+        ),
     ],
 )
 def test_a_bad_config_is_one_line_and_exit_code_2_before_torch_is_loaded(
@@ -246,6 +249,40 @@ def test_expected_errors_are_one_line(tmp_path, arguments, code, message):
     assert "Traceback" not in result.stderr
 
 
+def test_an_unfinished_baseline_is_not_shown_as_a_result(finished, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder / "runs/small-1", tmp_path / "run")
+    (tmp_path / "run/baselines/fedavg/summary.json").unlink()
+
+    shown = fedbranch_command("show", "run", cwd=tmp_path).stdout
+    report = json.loads(fedbranch_command("show", "run", "--json", cwd=tmp_path).stdout)
+
+    assert "plain FL" not in shown
+    assert "continue with: fedbranch resume run" in shown
+    assert not report["is_complete"]
+
+
+def test_a_baseline_can_be_shown_by_itself(finished):
+    folder, _ = finished
+
+    shown = fedbranch_command("show", "runs/small-1/baselines/fedavg", cwd=folder).stdout
+
+    assert "plain FL" in shown
+    assert "CFL" not in shown
+
+
+def test_a_narrow_terminal_still_shows_the_numbers(finished):
+    folder, _ = finished
+    environment = {**os.environ, "COLUMNS": "40"}
+
+    result = subprocess.run(
+        [*COMMAND, "show", "runs/small-1"], capture_output=True, text=True, cwd=folder,
+        env=environment,
+    )  # fmt: skip
+
+    assert "0.961" in result.stdout
+
+
 def test_a_damaged_run_is_named(finished, tmp_path):
     folder, _ = finished
     shutil.copytree(folder / "runs/small-1", tmp_path / "run")
@@ -258,7 +295,7 @@ def test_a_damaged_run_is_named(finished, tmp_path):
 
 
 def test_a_run_made_in_python_is_resumed_in_python(tmp_path):
-    fedbranch.RunFolder.create(tmp_path / "run", {"about": None, "clients": []})
+    fedbranch.RunFolder.create(tmp_path / "run", {"method": "cfl", "about": None, "clients": []})
 
     result = fedbranch_command("resume", "run", cwd=tmp_path, check=2)
 

@@ -139,10 +139,7 @@ def test_batchnorm_statistics_travel_as_buffers():
     assert update.buffers.shape == (7,)  # running mean, running variance, one counter
     assert update.buffers[6] == 6  # batches seen: a whole number
     assert update.buffers[:6].any()
-    moved = ModelState.of(model).moved_by(
-        torch.from_numpy(update.vector), torch.from_numpy(update.buffers)
-    )
-    moved.load_into(model)
+    ModelState.of(model).moved_by(update.vector, update.buffers).load_into(model)
     assert model[1].num_batches_tracked == 6
     assert model[1].num_batches_tracked.dtype == torch.int64
 
@@ -153,6 +150,74 @@ def test_a_lone_last_example_does_not_stop_batchnorm():
     update = update_of(model, examples(num_rows=21), LocalTraining(epochs=1, batch_size=10))
 
     assert update.buffers[-1] == 2
+
+
+def test_constant_buffers_of_any_kind_stay_exactly_what_they_are():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+            self.register_buffer("mask", torch.full((3,), -torch.inf))
+            self.register_buffer("unknown", torch.full((2,), torch.nan))
+            self.register_buffer("large", torch.tensor(2**53 - 1))
+            self.register_buffer("phase", torch.tensor(1 + 2j))
+            self.register_buffer("flag", torch.tensor(True))
+
+        def forward(self, x):
+            return self.linear(x)
+
+    model, work = Odd(), Odd()
+    initial = ModelState.of(model)
+
+    update = local_update(
+        work, initial, task_at_start(model), examples(), LocalTraining(epochs=1), seed=1
+    )
+
+    assert np.isfinite(update.buffers).all()
+    assert not update.buffers.any()
+    for name, buffer in model.named_buffers():
+        assert torch.equal(dict(work.named_buffers())[name].nan_to_num(7), buffer.nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_models_of_other_precision_train_in_it(dtype):
+    model = linear().to(dtype)
+
+    update = update_of(model, examples(), LocalTraining(epochs=1))
+
+    assert update.vector.dtype == np.float32
+    assert update.vector.any()
+    assert set(evaluate(model, examples(), LocalTraining(epochs=1))) == {"loss", "accuracy"}
+
+
+def test_complex_parameters_travel_as_pairs():
+    class Phases(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 2, dtype=torch.complex64))
+
+        def forward(self, x):
+            return (x.to(torch.complex64) @ self.weight).abs()
+
+    update = update_of(Phases(), examples(), LocalTraining(epochs=1))
+
+    assert update.vector.shape == (16,)
+    assert update.vector.any()
+
+
+def test_an_optimiser_that_asks_for_the_loss_again_and_again():
+    training = LocalTraining(optimizer=torch.optim.LBFGS, epochs=1, batch_size=30)
+
+    assert update_of(linear(), examples(), training).vector.any()
+
+
+def test_sparse_gradients_can_be_sent():
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Flatten())
+    data = Examples(np.arange(5)[:, None], np.array([0, 1, 0, 1, 0]))
+
+    update = update_of(model, data, LocalTraining(epochs=1, send_gradient=True))
+
+    assert update.signal.shape == (10,)
 
 
 def test_frozen_parameters_stay_out_of_the_update():
@@ -197,6 +262,47 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_the_model_as_it_was():
     assert first["loss"] == pytest.approx(
         float(nn.functional.cross_entropy(outputs, torch.tensor(data.y))), rel=1e-6
     )
+
+
+def test_a_model_that_is_random_in_evaluation_draws_the_same_every_time():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(x) + torch.randn(len(x), 2)
+
+    torch.manual_seed(0)
+    model, training = Noisy(), LocalTraining(epochs=1, send_gradient=True)
+    before = torch.random.get_rng_state()
+
+    first = evaluate(model, examples(), training), update_of(model, examples(), training)
+    second = evaluate(model, examples(), training), update_of(model, examples(), training)
+
+    assert first[0] == second[0]
+    assert np.array_equal(first[1].signal, second[1].signal)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_batches_of_one_stay_batches_of_one():
+    # Four steps of one example each, not three steps of which the last has two.
+    model, data = linear(), examples(num_rows=4)
+
+    by_epochs = update_of(model, data, LocalTraining(epochs=1, batch_size=1))
+    by_steps = update_of(model, data, LocalTraining(steps=4, batch_size=1))
+
+    assert np.array_equal(by_epochs.vector, by_steps.vector)
+    assert not np.array_equal(
+        by_steps.vector, update_of(model, data, LocalTraining(steps=3, batch_size=1)).vector
+    )
+
+
+def test_without_a_class_to_hit_there_is_no_accuracy():
+    training = LocalTraining(epochs=1, loss=nn.functional.mse_loss)
+
+    assert list(training.measures) == ["loss"]
+    assert list(LocalTraining(epochs=1).measures) == ["loss", "accuracy"]
 
 
 def test_own_loss_and_metrics_for_a_regression():

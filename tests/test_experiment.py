@@ -1,7 +1,8 @@
 import pytest
 
 from fedbranch import InvalidExperiment
-from fedbranch.experiment import Experiment, preset_names
+from fedbranch.data import digits
+from fedbranch.experiment import DIGITS_CLASSES, DIGITS_ROWS, Experiment, preset_names
 
 SMALL = """
 rounds = 3
@@ -46,7 +47,22 @@ BAD = [
     ("epochs = 1", "", "training.epochs is None and steps None; give exactly one"),
     ("epochs = 1", "epoch = 1", "did you mean training.epochs?"),
     ("learning_rate = 0.1", "learning_rate = -1", "training.learning_rate is -1.0"),
-    ("learning_rate = 0.1", "learning_rate = '0.1'", "it must be a number"),
+    ("learning_rate = 0.1", "learning_rate = '0.1'", "it must be a finite number"),
+    ("learning_rate = 0.1", "learning_rate = inf", "learning_rate is inf; it must be a finite"),
+    ("learning_rate = 0.1", f"learning_rate = {'9' * 401}", "far too large"),
+    ("learning_rate = 0.1", f"learning_rate = {'9' * 5001}", "small.toml"),
+    ("rounds = 3", f"rounds = 3\nseed = {10**23}", "seed is 100000"),
+    ("rounds = 3", f"rounds = 3\nx = {'[' * 3000}{']' * 3000}", "small.toml"),
+    ("rounds = 3", 'rounds = 3\n"a\\nb" = 1', r"'a\nb' = 1 is not a setting"),
+    ("num_clients = 4", "num_clients = 2000", "data.num_clients is 2000; it must be between 1"),
+    ("num_clients = 4", "num_clients = 4\ntest_fraction = 0.9999", "data.num_clients is 4"),
+    ("num_clients = 4", "num_clients = 50\nstructure='label-swap'\nnum_groups=46", "1 and 45"),
+    ("num_clients = 4", "num_clients = 4\npartition='shards'\nshards_per_client=999", "shards_per"),
+    ("num_clients = 4", "num_clients = 4\nalpha = 1e30", "data.alpha is 1e+30"),
+    ("num_clients = 4", "num_clients = 4\nratio = 0.5", "data.ratio is 0.5"),
+    ("epochs = 1", "epochs = 1\nweight_decay = 1e14", "training.weight_decay is"),
+    ("[data]", "[model]\nhidden = [1000000]\n[data]", "model.hidden is [1000000]"),
+    ("[data]", "[model]\nname='cnn'\nchannels = [1, 1, 1, 1]\n[data]", "model.channels is"),
     ("epochs = 1", "epochs = 1\noptimizer = 'lion'", "it must be one of 'sgd', 'adam'"),
     ("epochs = 1", "epochs = 1\noptimizer = 'adam'\nmomentum = 0.9", "training.momentum is 0.9"),
     ("num_clients = 4", "num_clients = 4\nstructure = 'swap'", "data.structure is 'swap'"),
@@ -82,6 +98,23 @@ def test_a_missing_file_and_an_unknown_preset_are_named(tmp_path):
         Experiment.preset("dmo")
     with pytest.raises(InvalidExperiment, match="seed is -1"):
         Experiment.preset("demo").with_seed(-1)
+
+
+def test_the_known_sizes_of_the_data_are_their_real_ones():
+    x, y = digits()
+
+    assert len(x) == DIGITS_ROWS
+    assert len(set(y)) == DIGITS_CLASSES
+
+
+def test_a_draw_that_does_not_work_out_is_named(tmp_path):
+    text = SMALL.replace(
+        "num_clients = 4", "num_clients = 700\npartition = 'dirichlet'\nalpha = 0.001"
+    )
+
+    with pytest.raises(InvalidExperiment, match="data: 1000 draws with alpha"):
+        Experiment.parse(text, "").run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ MAY_SEE = {
         "checkpoint", "core", "errors", "examination", "messages", "records", "rules", "tree",
     },
     "data": {"core", "data", "errors"},
-    "client": {"data", "messages"},
+    "client": {"data", "messages", "tree"},
     "runs": {"checkpoint", "errors", "records", "server", "tree"},
     "sim": {
         "checkpoint", "client", "core", "data", "errors", "examination", "rules", "runs",

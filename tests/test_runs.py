@@ -15,6 +15,9 @@ def entry(number, **evaluation):
     return Round(record=RoundRecord(round=number), evaluation=evaluation)
 
 
+LINE = json.dumps(Round(record=RoundRecord(round=1)).to_json()) + "\n"
+
+
 def test_the_history_is_what_was_appended(run):
     entries = [entry(1), entry(2, a={"accuracy": 0.5, "auc": None})]
     for item in entries:
@@ -49,10 +52,14 @@ def test_truncating_forgets_the_rounds_after(run):
         ("not json\n", "line 1 cannot be read"),
         ("{}\n", "line 1 cannot be read"),
         ("null\n", "line 1 cannot be read"),
+        ("\xff\n", "line 1 cannot be read"),
+        ("[" * 100_000 + "\n", "line 1 cannot be read"),
+        (LINE.replace('"refused": {}', '"refused": 5'), "line 1 cannot be read"),
+        (LINE.replace('"evaluation": {}', '"evaluation": {"a": 5}'), "line 1 cannot be read"),
     ],
 )
 def test_a_damaged_history_is_named(run, text, message):
-    (run.path / "history.jsonl").write_text(text)
+    (run.path / "history.jsonl").write_text(text, encoding="latin-1")
 
     with pytest.raises(DamagedFile, match=message):
         run.history()
@@ -81,6 +88,8 @@ def test_a_half_written_last_line_does_not_count(run):
         (lambda path: path.write_text("{"), DamagedFile, "cannot be read"),
         (lambda path: path.write_text("[]"), DamagedFile, "cannot be read"),
         (lambda path: path.write_text('{"schema": 9}'), UnusableRun, "schema 9"),
+        (lambda path: path.write_text('{"schema": 1, "method": "x"}'), DamagedFile, "clients"),
+        (lambda path: path.write_text("[" * 100_000), DamagedFile, "cannot be read"),
     ],
 )
 def test_what_is_not_a_run_folder_is_named(tmp_path, make, error, message):
@@ -88,6 +97,39 @@ def test_what_is_not_a_run_folder_is_named(tmp_path, make, error, message):
 
     with pytest.raises(error, match=message):
         RunFolder(tmp_path)
+
+
+def test_what_a_crash_left_before_the_run_began_is_no_obstacle(tmp_path):
+    (tmp_path / "run.json.tmp").write_text("{")
+
+    run = RunFolder.create(tmp_path, {"method": "cfl", "clients": []})
+
+    assert run.history() == []
+
+
+def test_leftovers_are_cleared_away_and_nothing_else(run):
+    server = Server(3, rule=NeverSplit())
+    run.save_server(server)
+    for name in (
+        "history.jsonl.tmp",
+        "state/state.json.tmp",
+        f"state/leaves-{'0' * 16}.safetensors",
+    ):
+        (run.path / name).write_text("")
+    (run.path / "notes.tmp").write_text("mine")
+
+    run.clear_leftovers()
+
+    names = {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
+    kept = {name for name in names if not name.startswith("state/leaves-")}
+    assert kept == {"run.json", "notes.tmp", "state/state.json"}
+    assert len(names - kept) == 1
+    assert run.tree().num_params == 3
+
+
+def test_a_run_without_a_saved_server_says_how_to_go_on(run):
+    with pytest.raises(UnusableRun, match="has saved nothing yet; continue it with"):
+        run.tree()
 
 
 def test_a_taken_folder_is_not_used(tmp_path):
@@ -123,7 +165,7 @@ def test_the_saved_tree_can_be_looked_at_without_the_rule(run):
 
 
 def test_baselines_are_found_inside(run):
-    RunFolder.create(run.path / "baselines" / "fedavg", {"method": "fedavg"})
+    RunFolder.create(run.path / "baselines" / "fedavg", {"method": "fedavg", "clients": []})
 
     assert list(run.baselines) == ["fedavg"]
     assert run.baselines["fedavg"].about["method"] == "fedavg"

@@ -19,6 +19,7 @@ from fedbranch.core.bipartition import (
 from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
 from fedbranch.data.clients import ClientData, federate
 from fedbranch.errors import (
+    ClientFailed,
     DamagedFile,
     FedbranchError,
     InvalidExperiment,
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Bipartition",
     "ClientData",
+    "ClientFailed",
     "DamagedFile",
     "Decision",
     "Descent",

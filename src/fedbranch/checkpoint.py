@@ -20,14 +20,22 @@ from numpy.typing import NDArray
 
 from fedbranch.errors import DamagedFile
 
-__all__ = ["JSON", "Tensors", "read_checkpoint", "replace_file", "write_checkpoint"]
+__all__ = [
+    "JSON",
+    "Tensors",
+    "clear_leftovers",
+    "read_checkpoint",
+    "replace_file",
+    "write_checkpoint",
+]
 
 JSON = dict[str, Any]  # what json.loads gives back; there is no useful static type for it
 Tensors = dict[str, NDArray[Any]]
 
 SCHEMA = 1
 STATE_FILE = "state.json"
-OUR_TENSORS = re.compile(r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?")
+# Files that we may remove: others may keep theirs in the same folder.
+OUR_FILES = re.compile(r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?|state\.json\.tmp")
 
 
 def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, Tensors]) -> None:
@@ -61,10 +69,7 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
     text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
     replace_file(folder / STATE_FILE, text.encode())
 
-    current = {entry["file"] for entry in manifest.values()}
-    for path in folder.iterdir():  # older states, and what a crash left half-way
-        if OUR_TENSORS.fullmatch(path.name) and path.name not in current:
-            path.unlink()
+    _clear_away(folder, except_for={entry["file"] for entry in manifest.values()})
 
 
 def read_checkpoint(folder: Path, kind: str) -> tuple[JSON, dict[str, Tensors]]:
@@ -75,23 +80,44 @@ def read_checkpoint(folder: Path, kind: str) -> tuple[JSON, dict[str, Tensors]]:
     DamagedFile
         If a file is missing, was cut or changed, or is not of this kind.
     """
+    document = _read_state(folder, kind)
+    manifest: dict[str, dict[str, str]] = document["tensors"]
+    return document["state"], {
+        name: _read_tensors(folder, entry["file"], entry["sha256"])
+        for name, entry in manifest.items()
+    }
+
+
+def clear_leftovers(folder: Path, kind: str) -> None:
+    """Remove what a crash left half-way: temporary files and tensors of no state."""
+    manifest = _read_state(folder, kind)["tensors"]
+    _clear_away(folder, except_for={entry["file"] for entry in manifest.values()})
+
+
+def _read_state(folder: Path, kind: str) -> JSON:
     path = folder / STATE_FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document: JSON = json.loads(path.read_text(encoding="utf-8"))
         schema, found_kind = document["schema"], document["kind"]
-        manifest, state = document["tensors"], document["state"]
-        entries = [(name, entry["file"], entry["sha256"]) for name, entry in manifest.items()]
+        entries = document["tensors"].values()
+        if not all(isinstance(e["file"], str) and isinstance(e["sha256"], str) for e in entries):
+            raise TypeError("a tensor file is not named by a string")
+        document["state"]  # it must be there
     except FileNotFoundError:
         raise DamagedFile(f"{path} does not exist; there is no saved {kind} in {folder}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read as a saved {kind}: {error!r}") from error
     if schema != SCHEMA:
         raise DamagedFile(f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}")
     if found_kind != kind:
         raise DamagedFile(f"{path} holds a saved {found_kind}, not a {kind}")
-    return state, {
-        name: _read_tensors(folder, file_name, digest) for name, file_name, digest in entries
-    }
+    return document
+
+
+def _clear_away(folder: Path, *, except_for: set[str]) -> None:
+    for path in folder.iterdir():
+        if OUR_FILES.fullmatch(path.name) and path.name not in except_for:
+            path.unlink()
 
 
 def replace_file(path: Path, content: bytes) -> None:

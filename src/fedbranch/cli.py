@@ -92,8 +92,8 @@ def run(
 def resume(run_path: RunPath, as_json: AsJSON = False) -> None:
     """Go on with an interrupted run, to the same result to the bit."""
     folder = RunFolder(run_path)
-    about = folder.about.get("about") or {}
-    if "experiment" not in about:
+    about = folder.about.get("about")
+    if not isinstance(about, dict) or "experiment" not in about:
         raise InvalidExperiment(
             f"{run_path} was not made by `fedbranch run`; resume it from Python with "
             "simulate(..., folder=..., resume=True)"
@@ -122,7 +122,9 @@ def _finish(experiment: Experiment, folder: Path, as_json: bool, *, resume: bool
         with _progress(experiment) as on_round:
             run_folder = experiment.run(folder, resume=resume, on_round=on_round)
     except KeyboardInterrupt:
-        print(f"fedbranch: interrupted; continue with: fedbranch resume {folder}", file=sys.stderr)
+        has_begun = (folder / "run.json").exists()
+        hint = f"continue with: fedbranch resume {folder}" if has_begun else "nothing was run yet"
+        print(f"fedbranch: interrupted; {hint}", file=sys.stderr)
         raise typer.Exit(130) from None
     _print(run_folder, as_json)
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbranch.data import Examples
 from fedbranch.messages import Task, Update
+from fedbranch.tree import Vector
 
 __all__ = [
     "LocalTraining",
@@ -65,11 +68,14 @@ class LocalTraining:
     epochs, steps
         How long: passes over the client's data, or mini-batches. Exactly one of them.
     batch_size
-        Examples per mini-batch. The last one of a pass may be smaller.
+        Examples per mini-batch. The last one of a pass may be smaller; a single example
+        that is left over travels with the batch before it, because BatchNorm could not
+        train on it.
     loss
         Maps outputs and targets to the mean loss.
     metrics
-        Further measures for evaluation, by name.
+        Further measures for evaluation, by name; by default the accuracy if the loss is
+        the cross-entropy.
     send_gradient
         Send the negative full-batch gradient as the signal to compare, beside the update.
 
@@ -84,9 +90,7 @@ class LocalTraining:
     steps: int | None = None
     batch_size: int = 20
     loss: Measure = nn.functional.cross_entropy
-    metrics: Mapping[str, Measure] = field(
-        default_factory=lambda: MappingProxyType({"accuracy": accuracy})
-    )
+    metrics: Mapping[str, Measure] | None = None
     send_gradient: bool = False
 
     def __post_init__(self) -> None:
@@ -98,8 +102,32 @@ class LocalTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        if "loss" in self.metrics:
+        if "loss" in (self.metrics or {}):
             raise ValueError("metrics has a 'loss'; that name is taken by the loss itself")
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The loss and all metrics, by name."""
+        metrics = self.metrics
+        if metrics is None:
+            is_classifier = self.loss is nn.functional.cross_entropy
+            metrics = {"accuracy": accuracy} if is_classifier else {}
+        return {"loss": self.loss, **metrics}
+
+    def describe(self) -> dict[str, str]:
+        """Say everything that the result depends on, to recognise the same training again."""
+        optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
+        settings = {name: repr(value) for name, value in sorted(optimizer.defaults.items())}
+        return {
+            "optimizer": f"{type(optimizer).__name__}({settings})",
+            "duration": f"{self.epochs} epochs, {self.steps} steps",
+            "batch_size": str(self.batch_size),
+            "measures": ", ".join(
+                f"{name}: {getattr(measure, '__qualname__', type(measure).__qualname__)}"
+                for name, measure in self.measures.items()
+            ),
+            "send_gradient": str(self.send_gradient),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +137,10 @@ class ModelState:
     Attributes
     ----------
     params
-        Shape (num_params,): the trainable parameters.
+        Shape (num_params,): the trainable parameters, complex ones as pairs.
     buffers
-        Shape (num_buffers,), float32: the buffers, such as BatchNorm statistics.
+        Shape (num_buffers,), float64, which also holds counters exactly: the buffers, such
+        as BatchNorm statistics.
     """
 
     params: Tensor
@@ -120,29 +149,45 @@ class ModelState:
     @classmethod
     def of(cls, model: nn.Module) -> ModelState:
         """Copy a model's state."""
-        params = [p.detach().reshape(-1) for p in _trainable(model)]
+        params = [_real(p.detach()).reshape(-1) for p in _trainable(model)]
         if not params:
             raise ValueError(f"{type(model).__name__} has no trainable parameters")
-        buffers = [b.detach().reshape(-1).float() for b in model.buffers()]
-        return cls(
-            torch.cat(params),
-            torch.cat(buffers) if buffers else params[0].new_zeros(0, dtype=torch.float32),
+        buffers = [_real(b.detach()).reshape(-1).double() for b in model.buffers()]
+        no_buffers = params[0].new_zeros(0, dtype=torch.float64)
+        return cls(torch.cat(params), torch.cat(buffers) if buffers else no_buffers)
+
+    def moved_by(self, params_step: Vector, buffers_step: Vector) -> ModelState:
+        """Give the state that is displaced by these steps."""
+        device = self.params.device
+        return ModelState(
+            self.params + torch.tensor(params_step, device=device),
+            self.buffers + torch.tensor(buffers_step, device=device),
         )
 
-    def moved_by(self, params_step: Tensor, buffers_step: Tensor) -> ModelState:
-        """Give the state that is displaced by these steps."""
-        return ModelState(self.params + params_step, self.buffers + buffers_step)
+    def minus(self, before: ModelState) -> tuple[Vector, Vector]:
+        """Give the steps that lead from another state to this one."""
+        params = self.params - before.params
+        # A mask of infinities that did not change has moved by 0, not by infinity - infinity.
+        moved = (self.buffers != before.buffers) & ~(self.buffers.isnan() & before.buffers.isnan())
+        buffers = torch.where(moved, self.buffers - before.buffers, 0.0)
+        return params.float().cpu().numpy(), buffers.float().cpu().numpy()
+
+    def digest(self) -> str:
+        """Name these numbers by a hash of their bytes."""
+        parts = (self.params.double(), self.buffers)
+        content = b"".join(part.cpu().numpy().tobytes() for part in parts)
+        return hashlib.sha256(content).hexdigest()
 
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> None:
         """Overwrite a model's state with this one. Whole-number buffers are rounded."""
         start = 0
-        for param in _trainable(model):
+        for param in map(_real, _trainable(model)):
             values = self.params[start : start + param.numel()]
             param.copy_(values.view_as(param))
             start += param.numel()
         start = 0
-        for buffer in model.buffers():
+        for buffer in map(_real, model.buffers()):
             values = self.buffers[start : start + buffer.numel()].view_as(buffer)
             buffer.copy_(values if buffer.is_floating_point() else values.round())
             start += buffer.numel()
@@ -179,22 +224,19 @@ def local_update(
     Update
         After minus before, with the training loss of the examples as they were visited.
     """
-    device = initial.params.device
-    start = initial.moved_by(
-        torch.tensor(task.params, device=device), torch.tensor(task.buffers, device=device)
-    )
-    start.load_into(model)
-    x, y = _tensors(data, device)
-    signal = -_gradient(model, x, y, training.loss) if training.send_gradient else None
+    initial.moved_by(task.params, task.buffers).load_into(model)
+    before = ModelState.of(model)  # as the model's own precision holds it
+    x, y = _tensors(data, model)
+    signal = _gradient(model, x, y, training.loss, seed) if training.send_gradient else None
     loss = _train(model, x, y, training, seed)
-    end = ModelState.of(model)
+    vector, buffers = ModelState.of(model).minus(before)
     return Update(
-        vector=(end.params - start.params).cpu().numpy(),
+        vector=vector,
         num_examples=len(x),
         metrics={"loss": loss},
-        buffers=(end.buffers - start.buffers).cpu().numpy(),
+        buffers=buffers,
         base=task.base,
-        signal=None if signal is None else signal.cpu().numpy(),
+        signal=None if signal is None else -signal.float().cpu().numpy(),
     )
 
 
@@ -207,17 +249,15 @@ def evaluate(model: nn.Module, data: Examples, training: LocalTraining) -> dict[
     dict
         ``"loss"`` and every metric of ``training``, each a mean over the examples.
     """
-    measures = {"loss": training.loss, **training.metrics}
-    totals = dict.fromkeys(measures, 0.0)
-    x, y = _tensors(data, next(model.parameters()).device)
+    totals = dict.fromkeys(training.measures, 0.0)
+    x, y = _tensors(data, model)
     was_training = model.training
     model.eval()
-    for inputs, targets in zip(
-        torch.split(x, EVALUATION_BATCH_SIZE), torch.split(y, EVALUATION_BATCH_SIZE), strict=True
-    ):
-        outputs = model(inputs)
-        for name, measure in measures.items():
-            totals[name] += float(measure(outputs, targets)) * len(inputs)
+    with _lent_randomness(0, x.device):
+        for inputs, targets in _evaluation_batches(x, y):
+            outputs = model(inputs)
+            for name, measure in training.measures.items():
+                totals[name] += float(measure(outputs, targets)) * len(inputs)
     model.train(was_training)
     return {name: total / len(x) for name, total in totals.items()}
 
@@ -241,21 +281,32 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, seed
     optimizer = training.optimizer(list(_trainable(model)))
     total_loss, num_visited = torch.zeros((), device=x.device), 0
     model.train()
-    # Dropout knows no generator but the global one: lend it ours, give it back as it was.
-    cuda_devices = [x.device] if x.device.type == "cuda" else []
+    with _lent_randomness(seed, x.device):
+        for rows in _batches(len(x), training, torch.Generator().manual_seed(seed)):
+            inputs, targets = x[rows.to(x.device)], y[rows.to(x.device)]
+
+            def loss_with_gradient(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+                optimizer.zero_grad()
+                loss: Tensor = training.loss(model(inputs), targets)
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
+                return loss.detach()
+
+            # As a closure, because some optimisers ask for the loss several times a step.
+            loss = cast("Tensor", optimizer.step(cast("Any", loss_with_gradient)))
+            total_loss += loss.detach() * len(rows)
+            num_visited += len(rows)
+    return float(total_loss) / num_visited
+
+
+@contextmanager
+def _lent_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators, which dropout draws from, and give them back as they were."""
+    cuda_devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda_devices):
         torch.default_generator.manual_seed(seed)
         if cuda_devices:
             torch.cuda.manual_seed(seed)
-        for rows in _batches(len(x), training, torch.Generator().manual_seed(seed)):
-            rows = rows.to(x.device)
-            optimizer.zero_grad()
-            loss = training.loss(model(x[rows]), y[rows])
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
-            optimizer.step()
-            total_loss += loss.detach() * len(rows)
-            num_visited += len(rows)
-    return float(total_loss) / num_visited
+        yield
 
 
 def _batches(
@@ -266,8 +317,7 @@ def _batches(
     while training.epochs is None or num_passes < training.epochs:
         order = torch.randperm(num_rows, generator=generator)
         batches = list(torch.split(order, training.batch_size))
-        if len(batches) > 1 and len(batches[-1]) == 1:
-            # BatchNorm cannot train on a single example; let it travel with the batch before.
+        if len(batches) > 1 and len(batches[-1]) == 1 < training.batch_size:
             batches[-2:] = [torch.cat(batches[-2:])]
         for rows in batches:
             if training.steps is not None and num_steps == training.steps:
@@ -277,25 +327,42 @@ def _batches(
         num_passes += 1
 
 
-def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Measure) -> Tensor:
+def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Measure, seed: int) -> Tensor:
     """Compute the gradient of the mean loss over all examples, in evaluation mode."""
     model.eval()
     model.zero_grad()
-    for inputs, targets in zip(
-        torch.split(x, EVALUATION_BATCH_SIZE), torch.split(y, EVALUATION_BATCH_SIZE), strict=True
-    ):
-        part: Tensor = loss(model(inputs), targets) * (len(inputs) / len(x))
-        part.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
-    gradients = [
-        torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
-        for p in _trainable(model)
-    ]
-    return torch.cat([gradient.reshape(-1) for gradient in gradients])
+    with _lent_randomness(seed, x.device):
+        for inputs, targets in _evaluation_batches(x, y):
+            part: Tensor = loss(model(inputs), targets) * (len(inputs) / len(x))
+            part.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in _trainable(model)]
+    dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+    return torch.cat([_real(gradient.detach()).reshape(-1) for gradient in dense])
+
+
+def _evaluation_batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    size = EVALUATION_BATCH_SIZE
+    return zip(torch.split(x, size), torch.split(y, size), strict=True)
 
 
 def _trainable(model: nn.Module) -> Iterator[nn.Parameter]:
     return (param for param in model.parameters() if param.requires_grad)
 
 
-def _tensors(data: Examples, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.as_tensor(data.x, device=device), torch.as_tensor(data.y, device=device)
+def _real(tensor: Tensor) -> Tensor:
+    """See complex numbers as pairs of real ones, in the same memory."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _tensors(data: Examples, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Bring examples to the model's device, floating ones also to its precision."""
+    param = next(model.parameters())
+    precision = param.dtype if param.is_floating_point() else None
+
+    def tensor(array: NDArray[Any]) -> Tensor:
+        # A copy where the array is read-only: torch warns that it could be written to.
+        own = array if array.flags.writeable else array.copy()
+        dtype = precision if np.issubdtype(own.dtype, np.floating) else None
+        return torch.as_tensor(own, device=param.device, dtype=dtype)
+
+    return tensor(data.x), tensor(data.y)

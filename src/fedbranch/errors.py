@@ -4,6 +4,7 @@
 
     FedbranchError
     ├── InvalidUpdate       a client's reply cannot be used; the server refuses it and goes on
+    ├── ClientFailed        a simulated client's model or data raised; it says whose
     ├── InvalidExperiment   an experiment file asks for something that does not exist
     ├── DamagedFile         a file of ours is missing, incomplete or was changed
     └── UnusableRun         a run folder is not one, is taken, or is already complete
@@ -12,6 +13,7 @@ A wrong argument of a call is a ``ValueError`` or ``TypeError`` as everywhere in
 """
 
 __all__ = [
+    "ClientFailed",
     "DamagedFile",
     "FedbranchError",
     "InvalidExperiment",
@@ -26,6 +28,10 @@ class FedbranchError(Exception):
 
 class InvalidUpdate(FedbranchError):
     """A client's reply cannot be used."""
+
+
+class ClientFailed(FedbranchError):
+    """A simulated client's model, loss or data raised an error."""
 
 
 class InvalidExperiment(FedbranchError):

@@ -37,6 +37,10 @@ from fedbranch.settings import fill, require
 
 __all__ = ["Data", "Experiment", "Model", "Training", "preset_names"]
 
+# Known without loading the data, so that a mistake is found at once.
+DIGITS_ROWS, DIGITS_CLASSES = 1797, 10
+LABEL_PAIRS = DIGITS_CLASSES * (DIGITS_CLASSES - 1) // 2
+
 BaselineName = Literal["fedavg", "local", "oracle", "ifca"]
 
 
@@ -59,20 +63,33 @@ class Data:
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        require("num_clients", self.num_clients, self.num_clients >= 1, "at least 1")
-        require(
-            "num_groups",
-            self.num_groups,
-            1 <= self.num_groups <= self.num_clients,
-            f"between 1 and num_clients = {self.num_clients}",
-        )
-        require("noise", self.noise, self.noise > 0, "positive")
-        require("alpha", self.alpha, self.alpha > 0, "positive")
-        require(
-            "shards_per_client", self.shards_per_client, self.shards_per_client >= 1, "at least 1"
-        )
-        require("ratio", self.ratio, self.ratio >= 1, "at least 1")
         require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "between 0 and 1")
+        # Every client needs at least two rows, to train on or to split into two parts.
+        num_rows = DIGITS_ROWS
+        if self.held_out == "shared":
+            num_rows -= round(num_rows * self.test_fraction)
+        most = num_rows // 2
+        require(
+            "num_clients",
+            self.num_clients,
+            1 <= self.num_clients <= most,
+            f"between 1 and {most}, for the {num_rows} rows there are",
+        )
+        most = min(self.num_clients, LABEL_PAIRS if self.structure == "label-swap" else num_rows)
+        require(
+            "num_groups", self.num_groups, 1 <= self.num_groups <= most, f"between 1 and {most}"
+        )
+        most = num_rows // self.num_clients
+        require(
+            "shards_per_client",
+            self.shards_per_client,
+            1 <= self.shards_per_client <= most or self.partition != "shards",
+            f"between 1 and {most}, for the {num_rows} rows there are",
+        )
+        for name in ("noise", "alpha", "ratio"):
+            value = getattr(self, name)
+            least = 1 if name == "ratio" else 1e-3
+            require(name, value, least <= value <= 1e6, f"between {least:g} and 1e6")
         if self.structure == "none" and self.num_groups > 1:
             raise ValueError(
                 f"structure is 'none' with num_groups = {self.num_groups}; name what differs "
@@ -116,9 +133,20 @@ class Model:
     def __post_init__(self) -> None:
         for name in ("hidden", "channels"):
             widths = getattr(self, name)
-            require(name, list(widths), all(width >= 1 for width in widths), "widths of at least 1")
+            require(
+                name,
+                list(widths),
+                len(widths) <= 16 and all(1 <= width <= 8192 for width in widths),
+                "at most 16 widths between 1 and 8192",
+            )
         if self.name == "cnn":
             require("hidden", list(self.hidden), len(self.hidden) == 1, "one width for a cnn")
+            require(
+                "channels",
+                list(self.channels),
+                len(self.channels) <= 3,
+                "at most 3 numbers: an image of 8 x 8 can be halved that often",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +163,9 @@ class Training:
     compare: Literal["update", "gradient"] = "update"
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
+        require("learning_rate", self.learning_rate, 0 < self.learning_rate <= 1e6, "in (0, 1e6]")
         require("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        require("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        require("weight_decay", self.weight_decay, 0 <= self.weight_decay <= 1e6, "in [0, 1e6]")
         require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
@@ -215,7 +243,9 @@ class Experiment:
         """Read an experiment from TOML; the name is for messages."""
         try:
             return cls.from_json(tomllib.loads(text))
-        except (tomllib.TOMLDecodeError, InvalidExperiment) as error:
+        except RecursionError as error:
+            raise InvalidExperiment(f"{name}: too deeply nested to be an experiment") from error
+        except (ValueError, InvalidExperiment) as error:  # tomllib's own error is a ValueError
             raise InvalidExperiment(f"{name}: {error}") from error
 
     @classmethod
@@ -262,9 +292,11 @@ class Experiment:
         from fedbranch import sim
         from fedbranch.client import LocalTraining, adam, sgd
 
-        clients = self.data.clients(self.seed)
+        try:
+            clients = self.data.clients(self.seed)
+        except ValueError as error:  # a draw that did not work out, such as a Dirichlet one
+            raise InvalidExperiment(f"data: {error}") from error
         shape = next(iter(clients.values())).train.x.shape[1:]
-        num_classes = 1 + max(int(client.train.y.max()) for client in clients.values())
         models: dict[str, Callable[..., nn.Module]] = {
             "logistic-regression": sim.logistic_regression,
             "mlp": partial(sim.mlp, hidden=self.model.hidden),
@@ -289,7 +321,7 @@ class Experiment:
         for method in self.methods:
             method_folder = folder if method == "cfl" else folder / "baselines" / method
             methods[method](
-                models[self.model.name](shape, num_classes, seed=self.seed),
+                models[self.model.name](shape, DIGITS_CLASSES, seed=self.seed),
                 clients,
                 rounds=self.rounds,
                 training=LocalTraining(

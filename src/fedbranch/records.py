@@ -73,7 +73,7 @@ class RoundRecord:
                 Decision(**{**entry, "groups": tuple(tuple(ids) for ids in entry["groups"])})
                 for entry in line["decisions"]
             ),
-            refused=line["refused"],
+            refused=dict(line["refused"].items()),
             routed=tuple(
                 Routing(**{**entry, "similarities": _by_node(entry["similarities"])})
                 for entry in line["routed"]
@@ -81,7 +81,7 @@ class RoundRecord:
             joined=tuple(line["joined"]),
             left=tuple(line["left"]),
             cluster_sizes=_by_node(line["cluster_sizes"]),
-            metrics=line["metrics"],
+            metrics=dict(line["metrics"].items()),
         )
 
 

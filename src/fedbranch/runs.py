@@ -9,7 +9,8 @@
       summary.json    written when the run is complete
       baselines/NAME/ run folders of the methods that it is compared with
 
-Nothing in it depends on the clock or the machine: same seed, same bytes.
+Nothing in it depends on the clock: the same seed gives the same bytes, on the same
+machine with the same number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from fedbranch.checkpoint import JSON, STATE_FILE, read_checkpoint, replace_file
+from fedbranch.checkpoint import (
+    JSON,
+    STATE_FILE,
+    clear_leftovers,
+    read_checkpoint,
+    replace_file,
+)
 from fedbranch.errors import DamagedFile, UnusableRun
 from fedbranch.records import RoundRecord
 from fedbranch.server import Server
@@ -30,6 +37,7 @@ from fedbranch.tree import ParameterTree
 __all__ = ["Evaluation", "Round", "RunFolder", "mean_by_metric", "next_free_folder"]
 
 SCHEMA = 1
+LEFTOVERS = {"run.json.tmp"}  # of a run that a crash stopped before it began
 
 Evaluation = Mapping[str, Mapping[str, float | None]]  # client id -> metric -> value
 
@@ -48,7 +56,10 @@ class Round:
     @classmethod
     def from_json(cls, line: JSON) -> Round:
         """Rebuild a round from its line."""
-        return cls(record=RoundRecord.from_json(line), evaluation=line["evaluation"])
+        evaluation = {
+            client_id: dict(metrics.items()) for client_id, metrics in line["evaluation"].items()
+        }
+        return cls(record=RoundRecord.from_json(line), evaluation=evaluation)
 
 
 class RunFolder:
@@ -58,21 +69,27 @@ class RunFolder:
         self.path = Path(path)
         try:
             self.about: JSON = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-            schema = self.about["schema"]
-        except FileNotFoundError:
+            if self.about["schema"] != SCHEMA:
+                raise UnusableRun(
+                    f"{self.path} has schema {self.about['schema']!r}; this version of fedbranch "
+                    f"reads {SCHEMA}"
+                )
+            self.method: str = self.about["method"]
+            self.groups: dict[str, str | None] = {  # client id -> true group, where known
+                str(client["id"]): client["group"] for client in self.about["clients"]
+            }
+        except (FileNotFoundError, NotADirectoryError):
             raise UnusableRun(f"{self.path} is not a run folder: it has no run.json") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedFile(f"{self.path / 'run.json'} cannot be read: {error!r}") from error
-        if schema != SCHEMA:
-            raise UnusableRun(
-                f"{self.path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}"
-            )
 
     @classmethod
     def create(cls, path: str | Path, about: JSON) -> RunFolder:
         """Start a run in a folder that is empty or not there yet."""
         folder = Path(path)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (
+            not folder.is_dir() or {entry.name for entry in folder.iterdir()} - LEFTOVERS
+        ):
             raise UnusableRun(f"{folder} already holds something; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "run.json", {"schema": SCHEMA, **about})
@@ -85,6 +102,13 @@ class RunFolder:
         return {path.parent.name: RunFolder(path.parent) for path in found}
 
     # Training writes
+
+    def clear_leftovers(self) -> None:
+        """Remove the temporary files that a crash left behind."""
+        for name in ("run.json", "history.jsonl", "summary.json"):
+            (self.path / f"{name}.tmp").unlink(missing_ok=True)
+        if self.has_state:
+            clear_leftovers(self.path / "state", "server")
 
     @property
     def has_state(self) -> bool:
@@ -126,22 +150,17 @@ class RunFolder:
 
         A last line without its end is the trace of a crash and does not count.
         """
-        entries: list[Round] = []
         if not self._history_path.exists():
-            return entries
-        with self._history_path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if number == num_rounds or not line.endswith("\n"):
-                    if line.endswith("\n"):
-                        entries.append(self._parsed(line, number))
-                    break
-                entries.append(self._parsed(line, number))
-        return entries
+            return []
+        lines = self._history_path.read_bytes().split(b"\n")[:-1]
+        return [
+            self._parsed(line, number) for number, line in enumerate(lines[:num_rounds], start=1)
+        ]
 
-    def _parsed(self, line: str, number: int) -> Round:
+    def _parsed(self, line: bytes, number: int) -> Round:
         try:
             entry = Round.from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedFile(
                 f"{self._history_path} line {number} cannot be read: {error!r}"
             ) from error
@@ -169,6 +188,10 @@ class RunFolder:
 
     def tree(self) -> ParameterTree:
         """Load the parameter tree as it was saved last."""
+        if not self.has_state:
+            raise UnusableRun(
+                f"{self.path} has saved nothing yet; continue it with: fedbranch resume {self.path}"
+            )
         state, files = read_checkpoint(self.path / "state", "server")
         try:
             return ParameterTree.from_state(state["tree"], files)

@@ -140,8 +140,7 @@ class Server:
         tasks = {}
         for client_id in checked_ids(client_ids):
             if client_id not in self.tree:
-                self.tree.place(client_id, self.tree.root.id)
-                self._joined.append(client_id)
+                self._place_newcomer(client_id, self.tree.root.id)
             node = self.tree[self.tree.position(client_id)]
             if client_id in self._collected.get(node.id, {}):
                 continue
@@ -312,6 +311,28 @@ class Server:
         return None if ended is None else self.tree[node_id].version - ended
 
     # Changes from outside
+
+    def join(self, client_ids: Iterable[str], node_id: int = 0) -> None:
+        """Let clients join before they are asked for anything.
+
+        Parameters
+        ----------
+        client_ids
+            Clients that are not known yet. Those that :meth:`plan` has never seen join by
+            themselves; this is for clients that are there but not asked yet.
+        node_id
+            Where they stand at first; by default at the root.
+        """
+        ids = checked_ids(client_ids)
+        known = [client_id for client_id in ids if client_id in self.tree]
+        if known:
+            raise ValueError(f"clients {known} have already joined")
+        for client_id in ids:
+            self._place_newcomer(client_id, self.tree[node_id].id)
+
+    def _place_newcomer(self, client_id: str, node_id: int) -> None:
+        self.tree.place(client_id, node_id)
+        self._joined.append(client_id)
 
     def remove(self, client_ids: Iterable[str]) -> None:
         """Let clients leave. If one comes back it is a newcomer and finds its way down again."""

@@ -13,6 +13,8 @@ __all__ = ["fill", "require"]
 
 T = TypeVar("T")
 
+LARGEST = 10**15  # beyond any sensible setting, and exact as a float
+
 
 def require(name: str, value: object, is_allowed: bool, allowed: str) -> None:
     """Raise ValueError unless a setting has an allowed value."""
@@ -47,7 +49,8 @@ def fill(cls: type[T], table: object, where: str = "") -> T:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
-            raise InvalidExperiment(f"{prefix}{key} = {table[key]!r} is not a setting; {hint}")
+            shown = key if key.isidentifier() else repr(key)
+            raise InvalidExperiment(f"{prefix}{shown} = {table[key]!r} is not a setting; {hint}")
     missing = [
         name
         for name, item in known.items()
@@ -80,12 +83,13 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return tuple(_typed(get_args(hint)[0], item, where) for item in value)
         allowed = "a list"
     elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
             return float(value)
-        allowed = "a number"
+        allowed = "a finite number"
     else:
         assert hint is int
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST:
             return value
-        allowed = "a whole number"
-    raise InvalidExperiment(f"{where} is {value!r}; it must be {allowed}")
+        allowed = "a whole number, of at most 15 digits"
+    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "far too large"
+    raise InvalidExperiment(f"{where} is {shown}; it must be {allowed}")

@@ -53,6 +53,23 @@ def test_bad_data_are_named(train, message):
         ClientData(train)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, ">i8", bool])
+def test_whole_number_targets_become_what_losses_expect(dtype):
+    client = ClientData((X.astype(">f4")[::-1], (Y % 2).astype(dtype)))
+
+    assert client.train.y.dtype == np.int64
+    assert client.train.x.dtype == np.float32
+    assert client.train.x.flags.c_contiguous
+    torch.as_tensor(client.train.x)
+    assert np.array_equal(client.train.x, X[::-1])
+
+
+def test_inputs_that_are_not_floats_stay_as_they_are():
+    assert (
+        ClientData((np.arange(4, dtype=np.uint8)[:, None], [0, 1, 0, 1])).train.x.dtype == np.uint8
+    )
+
+
 def test_clients_come_and_go():
     client = ClientData((X, Y), joins=3, leaves=5)
 
@@ -129,10 +146,11 @@ def test_a_users_partition_and_ids_in_order():
         ({"test_fraction": 1.0}, "test_fraction is 1.0"),
         ({"held_out": "mine"}, "held_out is 'mine'"),
         ({"group_of": [0, 0]}, "group_of is"),
+        ({"y": Y[:50]}, r"\(100, 2\) and targets of shape \(50,\)"),
         ({"group_of": [0, 0, 0, 1]}, "group_of is"),
         ({"num_clients": 100, "held_out": "own"}, "cannot be split into training and test"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        federate(X, Y, **{"num_clients": 4, "seed": 0, **settings})
+        federate(**{"x": X, "y": Y, "num_clients": 4, "seed": 0, **settings})

@@ -92,6 +92,10 @@ def test_noise_grows_from_group_to_group_and_follows_the_generator():
         (lambda: label_swaps(4, num_classes=3, seed=0), "3 labels have 3 pairs"),
         (lambda: label_permutations(7, num_classes=3, seed=0), "7 different permutations"),
         (lambda: label_permutations(2, num_classes=1, seed=0), "num_classes 1"),
+        (lambda: rotations(0), "num_groups is 0"),
+        (lambda: Relabel((1, 0))(IMAGES, np.array([0, -1]), RNG), "labels run from -1 to 0"),
+        (lambda: Relabel((1, 0))(IMAGES, np.array([0, 2]), RNG), "labels run from 0 to 2"),
+        (lambda: AddNoise(1.0)(np.zeros((2, 2), np.uint8), LABELS, RNG), "x is uint8"),
         (lambda: Rotate(90)(np.zeros((3, 4)), LABELS, RNG), r"shape \(3, 4\)"),
     ],
 )

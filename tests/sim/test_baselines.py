@@ -2,6 +2,7 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 
 import fedbranch as fb
 from fedbranch.client import ModelState, local_update, stream_seed
@@ -103,6 +104,29 @@ def test_ifca_resumes_to_the_same_bytes(tmp_path):
     assert folder_bytes(tmp_path / "parts") == folder_bytes(tmp_path / "whole")
 
 
+def test_ifca_needs_models_that_can_start_anew():
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    with pytest.raises(ValueError, match=r"no layer of Fixed has reset_parameters\(\)"):
+        fb.ifca(Fixed(), make_clients(), num_clusters=2, **SETTINGS)
+
+
+def test_nobody_chooses_a_model_that_has_diverged():
+    model = make_model()
+    with torch.no_grad():
+        model[2].weight.fill_(1e38)  # the outputs, and so the loss, are not finite
+
+    run = fb.ifca(model, make_clients(), num_clusters=2, rounds=1)
+
+    assert list(run.clusters.values()) == [[], [f"c{i}" for i in range(6)]]
+
+
 def test_ifca_needs_a_cluster():
     with pytest.raises(ValueError, match="num_clusters is 0"):
         fb.ifca(make_model(), make_clients(), num_clusters=0, **SETTINGS)
@@ -112,6 +136,8 @@ def test_late_clients_find_their_given_cluster():
     run = fb.oracle(make_model(), make_clients(joins=5), **SETTINGS)
 
     assert sorted(run.clusters.values()) == [["c0", "c2", "c4"], ["c1", "c3", "c5"]]
+    assert "c5" not in run.history[3].evaluation
+    assert run.history[4].record.joined == ("c5",)
     assert "c5" not in run.history[3].record.metrics
     assert "c5" in run.history[4].record.metrics
 

@@ -76,7 +76,9 @@ def test_the_order_of_clients_changes_no_bit():
     clients = make_clients()
     backwards = dict(reversed(clients.items()))
 
-    assert fingerprint(simulate(clients).server) == fingerprint(simulate(backwards).server)
+    for participation in (1.0, 0.5):
+        first, second = (simulate(c, participation=participation) for c in (clients, backwards))
+        assert fingerprint(first.server) == fingerprint(second.server)
 
 
 def test_the_users_model_is_not_changed():
@@ -186,6 +188,24 @@ def test_batchnorm_models_train_and_their_statistics_are_averaged():
     assert normed.num_batches_tracked.item() == 8 * 29
 
 
+def test_clients_are_there_from_when_they_join_whether_or_not_they_are_asked():
+    run = simulate(make_clients(joins=4), rounds=5, participation=0.2)
+
+    assert [len(entry.evaluation) for entry in run.history] == [5, 5, 5, 6, 6]
+    assert run.history[0].record.joined == ("c0", "c1", "c2", "c3", "c4")
+    assert run.history[3].record.joined == ("c5",)
+
+
+def test_a_client_whose_data_do_not_fit_is_named():
+    clients = make_clients()
+    x, y = np.ones((4, 7), dtype=np.float32), np.zeros(4, dtype=np.int64)
+
+    with pytest.raises(fb.ClientFailed, match=r"client 'wide' could not be trained.*\(4, 7\)"):
+        simulate({**clients, "wide": fb.ClientData((x, y))})
+    with pytest.raises(fb.ClientFailed, match="client 'c0' could not be evaluated"):
+        simulate({"c0": fb.ClientData(tuple(clients["c0"].train), (x, y))})
+
+
 def test_a_diverging_client_is_refused_and_the_others_go_on():
     clients = make_clients()
     clients["wild"] = fb.ClientData((np.full((40, 3), 1e30, dtype=np.float32), np.zeros(40, int)))
@@ -251,12 +271,34 @@ def test_resuming_a_complete_run_changes_nothing(tmp_path):
     assert again.evaluation == first.evaluation
 
 
-@pytest.mark.parametrize("change", [{"seed": 4}, {"rounds": 31}, {"participation": 0.5}])
-def test_resuming_with_other_settings_is_refused(tmp_path, change):
-    simulate(folder=tmp_path / "run")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 4},
+        {"rounds": 6},
+        {"participation": 0.5},
+        {"evaluate_every": 2},
+        {"training": fb.LocalTraining(optimizer=fb.sgd(0.31), epochs=2, batch_size=10)},
+        {"training": fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=11)},
+        {"rule": fb.NeverSplit()},
+        {"clients": make_clients(joins=2)},
+        {"clients": {**make_clients(5), "c5": make_clients()["c0"]}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_resuming_with_other_settings_or_data_is_refused(tmp_path, change):
+    simulate(folder=tmp_path / "run", rounds=5)
 
     with pytest.raises(fb.UnusableRun, match=f"its {next(iter(change))} is not the one given"):
-        simulate(folder=tmp_path / "run", resume=True, **change)
+        simulate(folder=tmp_path / "run", resume=True, **{"rounds": 5, **change})
+
+
+def test_resuming_from_another_initial_model_is_refused(tmp_path):
+    settings = {"rule": RULE, "rounds": 2, "training": TRAINING, "folder": tmp_path / "run"}
+    fb.simulate(make_model(seed=0), make_clients(), **settings)
+
+    with pytest.raises(fb.UnusableRun, match="its initial_model is not the one given"):
+        fb.simulate(make_model(seed=1), make_clients(), resume=True, **settings)
 
 
 def test_an_existing_run_is_never_overwritten(tmp_path):

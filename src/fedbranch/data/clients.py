@@ -49,6 +49,11 @@ class ClientData:
     joins, leaves
         The first round in which it takes part, and the first in which it no longer does.
 
+    Notes
+    -----
+    Floating numbers are kept as float32 and whole-number targets as int64, which is what
+    models and losses expect. Inputs of other types stay as they are.
+
     Examples
     --------
     >>> ClientData(train=([[0.0], [1.0]], [0, 1]), group="a").train.x.shape
@@ -138,7 +143,7 @@ def federate(
     >>> [(client_id, client.group) for client_id, client in clients.items()]
     [('client-0', '0'), ('client-1', '1'), ('client-2', '0'), ('client-3', '1')]
     """
-    rows = Examples(to_numpy(np.asarray(x)), to_numpy(np.asarray(y)))
+    rows = _as_examples((x, y), "the data set")
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
     if held_out not in ("shared", "own"):
@@ -197,13 +202,13 @@ def _as_examples(data: tuple[ArrayLike, ArrayLike] | Pairs, name: str) -> Exampl
     if isinstance(data, tuple):
         if len(data) != 2:
             raise ValueError(f"{name} is a tuple of {len(data)}; pass inputs and targets (x, y)")
-        examples = Examples(*(_as_array(part) for part in data))
+        examples = Examples(_as_array(data[0]), _as_targets(data[1]))
     else:
         items = [data[i] for i in range(len(data))]
         if not items:
             raise ValueError(f"{name} has no examples; every client needs at least one")
         examples = Examples(
-            np.stack([_as_array(x) for x, _ in items]), np.stack([_as_array(y) for _, y in items])
+            np.stack([_as_array(x) for x, _ in items]), np.stack([_as_targets(y) for _, y in items])
         )
     if examples.x.ndim == 0 or examples.y.ndim == 0 or len(examples.x) != len(examples.y):
         raise ValueError(
@@ -215,7 +220,14 @@ def _as_examples(data: tuple[ArrayLike, ArrayLike] | Pairs, name: str) -> Exampl
     return examples
 
 
-def _as_array(value: Any) -> NDArray[Any]:
+def _as_array(value: object) -> NDArray[Any]:
+    """Make an array that torch can take: in memory order, of the machine's byte order."""
     array = to_numpy(value) if hasattr(value, "__array__") else np.asarray(value)
+    array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
     # Python floats become float64, for which almost no model is made.
     return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _as_targets(value: object) -> NDArray[Any]:
+    array = _as_array(value)
+    return array.astype(np.int64) if array.dtype.kind in "iub" else array

@@ -38,6 +38,10 @@ class Relabel:
 
     def __call__(self, x: Inputs, y: Labels, rng: np.random.Generator) -> tuple[Inputs, Labels]:
         """Apply it to one client's rows."""
+        if len(y) and not (y.min() >= 0 and y.max() < len(self.new_labels)):
+            raise ValueError(
+                f"labels run from {y.min()} to {y.max()}; this renames 0 to {len(self.new_labels) - 1}"
+            )
         return x, np.asarray(self.new_labels, dtype=y.dtype)[y]
 
 
@@ -68,6 +72,8 @@ class AddNoise:
 
     def __call__(self, x: Inputs, y: Labels, rng: np.random.Generator) -> tuple[Inputs, Labels]:
         """Apply it to one client's rows."""
+        if not np.issubdtype(x.dtype, np.floating):
+            raise ValueError(f"x is {x.dtype}; convert it to float32 before adding noise")
         return (x + rng.normal(0, self.standard_deviation, x.shape)).astype(x.dtype), y
 
 
@@ -150,6 +156,8 @@ def rotations(num_groups: int) -> list[Transform]:
     >>> rotations(2)
     [Rotate(degrees=0.0), Rotate(degrees=180.0)]
     """
+    if num_groups < 1:
+        raise ValueError(f"num_groups is {num_groups}; it must be at least 1")
     return [Rotate(360 * group / num_groups) for group in range(num_groups)]
 
 

@@ -26,7 +26,8 @@ class Comparison:
     history
         All rounds.
     final
-        Method -> client id -> metrics at the end. The run itself is ``"cfl"``.
+        Method -> client id -> metrics at the end: the run itself, then its baselines as far
+        as they are complete.
     true_groups
         Client id -> its true group, for those whose group is known.
     """
@@ -40,8 +41,20 @@ class Comparison:
     @property
     def metric(self) -> str:
         """The measure to show: the first that is not the loss, or else the loss."""
-        names = [name for metrics in self.final["cfl"].values() for name in metrics]
+        names = [name for metrics in self.final[self.run.method].values() for name in metrics]
         return next((name for name in names if name != "loss"), "loss")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run and all baselines that belong to it have ended."""
+        return self.run.is_complete and self.expected_baselines <= self.final.keys()
+
+    @property
+    def expected_baselines(self) -> set[str]:
+        """The baselines that the experiment names."""
+        about = self.run.about.get("about") or {}
+        named = about.get("experiment", {}).get("baselines", [])
+        return set(named) if self.run.method == "cfl" else set()
 
     @property
     def splits(self) -> list[Decision]:
@@ -82,7 +95,7 @@ class Comparison:
         leaves = {str(leaf.id): self.tree.members(leaf.id) for leaf in self.tree.leaves}
         return {
             "run": str(self.run.path),
-            "is_complete": self.run.is_complete,
+            "is_complete": self.is_complete,
             "rounds": len(self.history),
             "metric": self.metric,
             "clusters": leaves,
@@ -115,12 +128,12 @@ def compare(run: RunFolder) -> Comparison:
         tree=run.tree(),
         history=run.history(),
         final={
-            "cfl": run.final_evaluation(),
-            **{name: baseline.final_evaluation() for name, baseline in run.baselines.items()},
+            run.method: run.final_evaluation(),
+            **{
+                name: baseline.final_evaluation()
+                for name, baseline in run.baselines.items()
+                if baseline.is_complete
+            },
         },
-        true_groups={
-            client["id"]: client["group"]
-            for client in run.about["clients"]
-            if client["group"] is not None
-        },
+        true_groups={i: group for i, group in run.groups.items() if group is not None},
     )

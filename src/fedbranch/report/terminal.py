@@ -37,9 +37,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print("The clusters are exactly the true groups.")
         case False:
             console.print("The clusters differ from the true groups.")
-    if not comparison.run.is_complete:
+    if not comparison.is_complete:
         console.print(
-            f"Not complete after round {len(comparison.history)}; continue with: "
+            "Not complete (the run or one of its baselines was interrupted); continue with: "
             f"fedbranch resume {escape(str(comparison.run.path))}",
             soft_wrap=True,
         )
@@ -87,7 +87,13 @@ def _table(comparison: Comparison) -> Table:
     table.add_column("cluster")
     table.add_column("clients", justify="right")
     for method in methods:
-        table.add_column(METHOD_TITLES[method], justify="right", style="bold" * (method == "cfl"))
+        table.add_column(
+            METHOD_TITLES[method],
+            justify="right",
+            no_wrap=True,
+            min_width=5,
+            style="bold" * (method == "cfl"),
+        )
     rows = [
         (f"leaf {leaf.id}", comparison.tree.members(leaf.id)) for leaf in comparison.tree.leaves
     ]

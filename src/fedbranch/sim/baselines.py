@@ -8,6 +8,7 @@ anew in every round (IFCA).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Unpack
 
@@ -18,7 +19,7 @@ from fedbranch.client import LocalTraining, ModelState, evaluate, stream_seed
 from fedbranch.data import ClientData
 from fedbranch.rules import NeverSplit
 from fedbranch.server import Server
-from fedbranch.sim.engine import Run, Settings, simulate
+from fedbranch.sim.engine import Run, Settings, chosen_device, simulate, state_at
 
 __all__ = ["fedavg", "ifca", "local", "oracle"]
 
@@ -32,36 +33,36 @@ def fedavg(
 
 def local(model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]) -> Run:
     """Let every client train alone, for as many rounds as the others take together."""
-    alone = {client_id: [client_id] for client_id in clients}
-    return simulate(
-        model,
-        clients,
-        rule=NeverSplit(),
-        method="local",
-        start=lambda server: _start_from(server, alone),
-        **settings,
-    )
+    alone = {client_id: client_id for client_id in clients}
+    return _in_given_clusters(model, clients, alone, "local", settings)
 
 
 def oracle(
     model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]
 ) -> Run:
     """Train one model for each true group from the beginning."""
-    groups: dict[str, list[str]] = {}
+    group_of = {}
     for client_id, client in clients.items():
         if client.group is None:
             raise ValueError(
                 f"client {client_id!r} has no group; the oracle needs ClientData(..., group=...)"
             )
-        groups.setdefault(client.group, []).append(client_id)
-    return simulate(
-        model,
-        clients,
-        rule=NeverSplit(),
-        method="oracle",
-        start=lambda server: _start_from(server, groups),
-        **settings,
-    )
+        group_of[client_id] = client.group
+    return _in_given_clusters(model, clients, group_of, "oracle", settings)
+
+
+def _in_given_clusters(
+    model: nn.Module,
+    clients: Mapping[str, ClientData],
+    cluster_of: Mapping[str, str],
+    method: str,
+    settings: Settings,
+) -> Run:
+    def start(server: Server) -> dict[str, int]:
+        leaves = server.partition({name: [] for name in sorted(set(cluster_of.values()))})
+        return {client_id: leaves[name] for client_id, name in cluster_of.items()}
+
+    return simulate(model, clients, rule=NeverSplit(), method=method, start=start, **settings)
 
 
 def ifca(
@@ -88,29 +89,33 @@ def ifca(
     """
     if num_clusters < 1:
         raise ValueError(f"num_clusters is {num_clusters}; it must be at least 1")
-    training = settings.setdefault("training", LocalTraining(epochs=3))
-    names = [f"model-{number}" for number in range(num_clusters)]
-    trial = copy.deepcopy(model)
+    training = settings.get("training") or LocalTraining(epochs=3)
+    trial = copy.deepcopy(model).to(chosen_device(settings.get("device", "auto")))
     initial = ModelState.of(trial)
+    starts = {}
+    for number in range(1, num_clusters):
+        fresh = _fresh_weights(trial, stream_seed(settings.get("seed", 0), "ifca", number))
+        starts[f"model-{number}"], _ = ModelState.of(fresh).minus(initial)
+        if not starts[f"model-{number}"].any():
+            raise ValueError(
+                f"no layer of {type(model).__name__} has reset_parameters(), so all "
+                f"{num_clusters} models would be the same; give the modules that method"
+            )
 
-    def start(server: Server) -> None:
-        starts = {}
-        for number, name in enumerate(names[1:], start=1):
-            fresh = _fresh_weights(model, stream_seed(settings.get("seed", 0), "ifca", number))
-            starts[name] = (ModelState.of(fresh).params - initial.params).cpu().numpy()
-        groups = {name: [] if number else list(clients) for number, name in enumerate(names)}
-        server.partition(groups, starts)
+    def start(server: Server) -> dict[str, int]:
+        leaves = server.partition({f"model-{i}": [] for i in range(num_clusters)}, starts)
+        return dict.fromkeys(clients, leaves["model-0"])
 
     def choose(server: Server, client_ids: list[str]) -> None:
-        losses: dict[str, list[tuple[float, int]]] = {client_id: [] for client_id in client_ids}
+        losses: dict[str, dict[int, float]] = {client_id: {} for client_id in client_ids}
         for leaf in server.tree.leaves:
-            state = initial.moved_by(torch.tensor(leaf.params), torch.tensor(leaf.buffers))
-            state.load_into(trial)
+            state_at(leaf, initial).load_into(trial)
             for client_id in client_ids:
-                measured = evaluate(trial, clients[client_id].train, training)
-                losses[client_id].append((measured["loss"], leaf.id))
+                loss = evaluate(trial, clients[client_id].train, training)["loss"]
+                # A model that has diverged is nobody's choice.
+                losses[client_id][leaf.id] = loss if math.isfinite(loss) else math.inf
         for client_id, by_leaf in losses.items():
-            server.tree.place(client_id, min(by_leaf)[1])
+            server.tree.place(client_id, min(by_leaf, key=by_leaf.__getitem__))
 
     return simulate(
         model,
@@ -121,10 +126,6 @@ def ifca(
         before_round=choose,
         **settings,
     )
-
-
-def _start_from(server: Server, groups: Mapping[str, list[str]]) -> None:
-    server.partition(groups)
 
 
 def _fresh_weights(model: nn.Module, seed: int) -> nn.Module:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -16,15 +18,15 @@ from torch import nn
 from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, stream_seed
 from fedbranch.core.geometry import weighted_mean
-from fedbranch.data import ClientData
-from fedbranch.errors import UnusableRun
+from fedbranch.data import ClientData, Examples
+from fedbranch.errors import ClientFailed, UnusableRun
 from fedbranch.examination import Aggregate, Weighting
 from fedbranch.rules import Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.server import Server
 from fedbranch.tree import Node, ParameterTree
 
-__all__ = ["Run", "Settings", "simulate"]
+__all__ = ["Run", "Settings", "chosen_device", "simulate", "state_at"]
 
 
 class Settings(TypedDict, total=False):
@@ -97,7 +99,7 @@ class Run:
     def model_at(self, node_id: int) -> nn.Module:
         """Give a copy of the model at a tree node, in evaluation mode."""
         model = copy.deepcopy(self._model)
-        _state_at(self.tree[node_id], self._initial).load_into(model)
+        state_at(self.tree[node_id], self._initial).load_into(model)
         return model.eval()
 
 
@@ -120,7 +122,7 @@ def simulate(
     device: str = "auto",
     on_round: Callable[[Round], None] | None = None,
     method: str = "cfl",
-    start: Callable[[Server], None] | None = None,
+    start: Callable[[Server], Mapping[str, int]] | None = None,
     before_round: Callable[[Server, list[str]], None] | None = None,
 ) -> Run:
     """Run clustered federated learning over clients on this machine.
@@ -161,7 +163,8 @@ def simulate(
     method
         A name for what is run.
     start
-        Called with the server before the first round, for example to give it clusters.
+        Called with the server before the first round, for example to give it clusters; says
+        for clients at which node they stand when they join, if not at the root.
     before_round
         Called with the server and the ids of the clients about to be asked.
 
@@ -170,9 +173,9 @@ def simulate(
     Run
     """
     training = training if training is not None else LocalTraining(epochs=3)
+    clients = dict(sorted(clients.items()))  # so that their order changes nothing
     _check_settings(clients, rounds, participation, evaluate_every, checkpoint_every)
-    torch_device = torch.device(_chosen_device(device))
-    work_model = copy.deepcopy(model).to(torch_device)
+    work_model = copy.deepcopy(model).to(chosen_device(device))
     initial = ModelState.of(work_model)
     server = Server(
         initial.params.numel(),
@@ -191,7 +194,10 @@ def simulate(
             "participation": participation,
             "weighting": weighting,
             "rule": rule_to_state(rule),
+            "evaluate_every": evaluate_every,
+            "training": training.describe(),
             "num_params": initial.params.numel(),
+            "initial_model": initial.digest(),
             "about": about,
             "clients": _describe(clients),
         }
@@ -200,8 +206,10 @@ def simulate(
             server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
         run_folder.truncate_history(server.round)
         history = run_folder.history()
-    if start is not None and server.round == 0:
-        start(server)
+    home: Mapping[str, int] = {}
+    if start is not None:
+        # On resume the saved server has been through this; only the homes are needed again.
+        home = start(server if server.round == 0 else _like(server))
     for entry in history:
         if on_round is not None:
             on_round(entry)
@@ -210,22 +218,25 @@ def simulate(
         this_round = server.round + 1
         present = [i for i, client in clients.items() if client.takes_part(this_round)]
         server.remove([i for i in server.tree.client_ids if _has_left(clients[i], this_round)])
+        for client_id in present:
+            if client_id not in server.tree:
+                server.join([client_id], home.get(client_id, server.tree.root.id))
         asked = _sample(present, server.awaited, participation, stream_seed(seed, this_round))
         if before_round is not None:
             before_round(server, asked)
-        record = server.step(
-            {
-                client_id: local_update(
+        updates = {}
+        for client_id, task in server.plan(asked).items():
+            data = clients[client_id].train
+            with _naming(client_id, data, "trained"):
+                updates[client_id] = local_update(
                     work_model,
                     initial,
                     task,
-                    clients[client_id].train,
+                    data,
                     training,
                     seed=stream_seed(seed, this_round, client_id),
                 )
-                for client_id, task in server.plan(asked).items()
-            }
-        )
+        record = server.step(updates)
         is_due = this_round % evaluate_every == 0 or this_round == rounds
         entry = Round(
             record=record,
@@ -264,21 +275,33 @@ def _evaluate_all(
     evaluation: dict[str, dict[str, float | None]] = {}
     for node in tree:
         members = [(i, clients[i].test) for i in tree.members(node.id)]
-        _state_at(node, initial).load_into(model)
+        state_at(node, initial).load_into(model)
         for client_id, test in members:
             if test is not None:
-                measured = evaluate(model, test, training)
+                with _naming(client_id, test, "evaluated"):
+                    measured = evaluate(model, test, training)
                 evaluation[client_id] = {
                     name: value if np.isfinite(value) else None for name, value in measured.items()
                 }
     return dict(sorted(evaluation.items()))
 
 
-def _state_at(node: Node, initial: ModelState) -> ModelState:
-    device = initial.params.device
-    return initial.moved_by(
-        torch.tensor(node.params, device=device), torch.tensor(node.buffers, device=device)
-    )
+def state_at(node: Node, initial: ModelState) -> ModelState:
+    """Give the model's state at a tree node."""
+    return initial.moved_by(node.params, node.buffers)
+
+
+@contextmanager
+def _naming(client_id: str, data: Examples, what: str) -> Iterator[None]:
+    """Say whose model or data raised, and what they were."""
+    try:
+        yield
+    except Exception as error:
+        x, y = data
+        raise ClientFailed(
+            f"client {client_id!r} could not be {what}: {error}; its inputs are {x.dtype} of shape "
+            f"{x.shape}, its targets {y.dtype} of shape {y.shape}"
+        ) from error
 
 
 def _sample(present: list[str], awaited: list[str], participation: float, seed: int) -> list[str]:
@@ -301,6 +324,7 @@ def _open_folder(path: Path, description: JSON, resume: bool) -> RunFolder:
     if not (resume and (path / "run.json").exists()):
         return RunFolder.create(path, description)
     run_folder = RunFolder(path)
+    run_folder.clear_leftovers()
     as_saved: JSON = json.loads(json.dumps(description))
     for name, value in as_saved.items():
         if run_folder.about.get(name) != value:
@@ -318,6 +342,7 @@ def _describe(clients: Mapping[str, ClientData]) -> list[JSON]:
             "group": client.group,
             "num_train": len(client.train.x),
             "num_test": 0 if client.test is None else len(client.test.x),
+            "data": _digest(client),
             "joins": client.joins,
             "leaves": client.leaves,
         }
@@ -325,10 +350,26 @@ def _describe(clients: Mapping[str, ClientData]) -> list[JSON]:
     ]
 
 
-def _chosen_device(device: str) -> str:
+def _digest(client: ClientData) -> str:
+    """Name a client's data by a hash of their bytes."""
+    digest = hashlib.sha256()
+    for examples in (client.train, client.test):
+        for array in examples or ():
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _like(server: Server) -> Server:
+    """Make a fresh server of the same shape."""
+    return Server(server.tree.num_params, num_buffers=server.tree.num_buffers, rule=server.rule)
+
+
+def chosen_device(device: str) -> torch.device:
+    """Resolve ``"auto"``."""
     if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _check_settings(
