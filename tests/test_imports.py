@@ -26,8 +26,8 @@ MAY_SEE = {
     "client": {"data", "messages", "tree"},
     "runs": {"checkpoint", "errors", "records", "server", "tree"},
     "sim": {
-        "checkpoint", "client", "core", "data", "errors", "examination", "rules", "runs",
-        "server", "sim", "tree",
+        "checkpoint", "client", "core", "data", "errors", "examination", "messages", "rules",
+        "runs", "server", "sim", "tree",
     },
     "settings": {"errors"},
     "experiment": {

@@ -114,12 +114,15 @@ class LocalTraining:
             metrics = {"accuracy": accuracy} if is_classifier else {}
         return {"loss": self.loss, **metrics}
 
-    def describe(self) -> dict[str, str]:
+    def describe(self, model: nn.Module) -> dict[str, str]:
         """Say everything that the result depends on, to recognise the same training again."""
-        optimizer = self.optimizer([nn.Parameter(torch.zeros(1))])
-        settings = {name: repr(value) for name, value in sorted(optimizer.defaults.items())}
+        optimizer = self.optimizer(list(_trainable(model)))
+        groups = [
+            {name: repr(value) for name, value in sorted(group.items()) if name != "params"}
+            for group in optimizer.param_groups
+        ]
         return {
-            "optimizer": f"{type(optimizer).__name__}({settings})",
+            "optimizer": f"{type(optimizer).__name__} {groups}",
             "duration": f"{self.epochs} epochs, {self.steps} steps",
             "batch_size": str(self.batch_size),
             "measures": ", ".join(

@@ -15,11 +15,12 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from fedbranch.client import LocalTraining, ModelState, evaluate, stream_seed
+from fedbranch.client import ModelState, stream_seed
 from fedbranch.data import ClientData
 from fedbranch.rules import NeverSplit
 from fedbranch.server import Server
-from fedbranch.sim.engine import Run, Settings, chosen_device, simulate, state_at
+from fedbranch.sim.engine import Run, Settings, simulate
+from fedbranch.sim.population import Population
 
 __all__ = ["fedavg", "ifca", "local", "oracle"]
 
@@ -89,12 +90,10 @@ def ifca(
     """
     if num_clusters < 1:
         raise ValueError(f"num_clusters is {num_clusters}; it must be at least 1")
-    training = settings.get("training") or LocalTraining(epochs=3)
-    trial = copy.deepcopy(model).to(chosen_device(settings.get("device", "auto")))
-    initial = ModelState.of(trial)
+    initial = ModelState.of(model)
     starts = {}
     for number in range(1, num_clusters):
-        fresh = _fresh_weights(trial, stream_seed(settings.get("seed", 0), "ifca", number))
+        fresh = _fresh_weights(model, stream_seed(settings.get("seed", 0), "ifca", number))
         starts[f"model-{number}"], _ = ModelState.of(fresh).minus(initial)
         if not starts[f"model-{number}"].any():
             raise ValueError(
@@ -106,12 +105,12 @@ def ifca(
         leaves = server.partition({f"model-{i}": [] for i in range(num_clusters)}, starts)
         return dict.fromkeys(clients, leaves["model-0"])
 
-    def choose(server: Server, client_ids: list[str]) -> None:
+    def choose(server: Server, population: Population, client_ids: list[str]) -> None:
         losses: dict[str, dict[int, float]] = {client_id: {} for client_id in client_ids}
         for leaf in server.tree.leaves:
-            state_at(leaf, initial).load_into(trial)
+            population.load(leaf)
             for client_id in client_ids:
-                loss = evaluate(trial, clients[client_id].train, training)["loss"]
+                loss = population.training_loss(client_id)
                 # A model that has diverged is nobody's choice.
                 losses[client_id][leaf.id] = loss if math.isfinite(loss) else math.inf
         for client_id, by_leaf in losses.items():

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-import numpy as np
-import torch
 from torch import nn
 
 from fedbranch.checkpoint import JSON
-from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, stream_seed
+from fedbranch.client import LocalTraining
 from fedbranch.core.geometry import weighted_mean
-from fedbranch.data import ClientData, Examples
-from fedbranch.errors import ClientFailed, UnusableRun
+from fedbranch.data import ClientData
+from fedbranch.errors import UnusableRun
 from fedbranch.examination import Aggregate, Weighting
 from fedbranch.rules import Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.server import Server
-from fedbranch.tree import Node, ParameterTree
+from fedbranch.sim.population import Population
+from fedbranch.tree import ParameterTree
 
-__all__ = ["Run", "Settings", "chosen_device", "simulate", "state_at"]
+__all__ = ["Run", "Settings", "simulate"]
 
 
 class Settings(TypedDict, total=False):
     """The keywords of :func:`simulate` that all methods share."""
 
     rounds: int
-    training: LocalTraining
+    training: LocalTraining | None
     seed: int
     participation: float
     weighting: Weighting
@@ -64,8 +60,7 @@ class Run:
     server: Server
     history: list[Round]
     path: Path | None
-    _model: nn.Module = field(repr=False)
-    _initial: ModelState = field(repr=False)
+    _population: Population = field(repr=False)
 
     @property
     def tree(self) -> ParameterTree:
@@ -98,9 +93,7 @@ class Run:
 
     def model_at(self, node_id: int) -> nn.Module:
         """Give a copy of the model at a tree node, in evaluation mode."""
-        model = copy.deepcopy(self._model)
-        state_at(self.tree[node_id], self._initial).load_into(model)
-        return model.eval()
+        return self._population.model_at(self.tree[node_id])
 
 
 def simulate(
@@ -123,7 +116,7 @@ def simulate(
     on_round: Callable[[Round], None] | None = None,
     method: str = "cfl",
     start: Callable[[Server], Mapping[str, int]] | None = None,
-    before_round: Callable[[Server, list[str]], None] | None = None,
+    before_round: Callable[[Server, Population, list[str]], None] | None = None,
 ) -> Run:
     """Run clustered federated learning over clients on this machine.
 
@@ -166,93 +159,65 @@ def simulate(
         Called with the server before the first round, for example to give it clusters; says
         for clients at which node they stand when they join, if not at the root.
     before_round
-        Called with the server and the ids of the clients about to be asked.
+        Called with the server, the clients, and the ids of those about to be asked.
 
     Returns
     -------
     Run
     """
+    _check_settings(rounds, participation, evaluate_every, checkpoint_every)
     training = training if training is not None else LocalTraining(epochs=3)
-    clients = dict(sorted(clients.items()))  # so that their order changes nothing
-    _check_settings(clients, rounds, participation, evaluate_every, checkpoint_every)
-    work_model = copy.deepcopy(model).to(chosen_device(device))
-    initial = ModelState.of(work_model)
+    population = Population(model, clients, training, seed=seed, device=device)
     server = Server(
-        initial.params.numel(),
-        num_buffers=initial.buffers.numel(),
+        population.initial.params.numel(),
+        num_buffers=population.initial.buffers.numel(),
         rule=rule,
         weighting=weighting,
         compare="signal" if training.send_gradient else "update",
         aggregate=aggregate,
     )
-    run_folder, history = None, []
+    home = start(server) if start is not None else {}
+    run_folder: RunFolder | None = None
+    history: list[Round] = []
     if folder is not None:
         description: JSON = {
             "method": method,
-            "seed": seed,
             "rounds": rounds,
             "participation": participation,
             "weighting": weighting,
-            "rule": rule_to_state(rule),
             "evaluate_every": evaluate_every,
-            "training": training.describe(),
-            "num_params": initial.params.numel(),
-            "initial_model": initial.digest(),
+            "rule": rule_to_state(rule),
             "about": about,
-            "clients": _describe(clients),
+            **population.describe(),
         }
         run_folder = _open_folder(Path(folder), description, resume)
         if run_folder.has_state:
             server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
         run_folder.truncate_history(server.round)
         history = run_folder.history()
-    home: Mapping[str, int] = {}
-    if start is not None:
-        # On resume the saved server has been through this; only the homes are needed again.
-        home = start(server if server.round == 0 else _like(server))
     for entry in history:
         if on_round is not None:
             on_round(entry)
 
     while server.round < rounds:
-        this_round = server.round + 1
-        present = [i for i, client in clients.items() if client.takes_part(this_round)]
-        server.remove([i for i in server.tree.client_ids if _has_left(clients[i], this_round)])
-        for client_id in present:
-            if client_id not in server.tree:
-                server.join([client_id], home.get(client_id, server.tree.root.id))
-        asked = _sample(present, server.awaited, participation, stream_seed(seed, this_round))
+        number = server.round + 1
+        asked = population.gather(server, number, participation=participation, home=home)
         if before_round is not None:
-            before_round(server, asked)
-        updates = {}
-        for client_id, task in server.plan(asked).items():
-            data = clients[client_id].train
-            with _naming(client_id, data, "trained"):
-                updates[client_id] = local_update(
-                    work_model,
-                    initial,
-                    task,
-                    data,
-                    training,
-                    seed=stream_seed(seed, this_round, client_id),
-                )
-        record = server.step(updates)
-        is_due = this_round % evaluate_every == 0 or this_round == rounds
+            before_round(server, population, asked)
+        record = server.step(population.updates(server.plan(asked), number))
+        is_due = number % evaluate_every == 0 or number == rounds
         entry = Round(
-            record=record,
-            evaluation=_evaluate_all(server.tree, work_model, initial, clients, training)
-            if is_due
-            else {},
+            record=record, evaluation=population.evaluation(server.tree) if is_due else {}
         )
         history.append(entry)
         if run_folder is not None:
             run_folder.append(entry)
-            if this_round % checkpoint_every == 0 or this_round == rounds:
+            if number % checkpoint_every == 0 or number == rounds:
                 run_folder.save_server(server)
         if on_round is not None:
             on_round(entry)
 
-    run = Run(server, history, None if run_folder is None else run_folder.path, work_model, initial)
+    run = Run(server, history, None if run_folder is None else run_folder.path, population)
     if run_folder is not None:
         run_folder.finish(
             {
@@ -264,63 +229,8 @@ def simulate(
     return run
 
 
-def _evaluate_all(
-    tree: ParameterTree,
-    model: nn.Module,
-    initial: ModelState,
-    clients: Mapping[str, ClientData],
-    training: LocalTraining,
-) -> dict[str, dict[str, float | None]]:
-    """Measure every client on its held-out data, under the model of its position."""
-    evaluation: dict[str, dict[str, float | None]] = {}
-    for node in tree:
-        members = [(i, clients[i].test) for i in tree.members(node.id)]
-        state_at(node, initial).load_into(model)
-        for client_id, test in members:
-            if test is not None:
-                with _naming(client_id, test, "evaluated"):
-                    measured = evaluate(model, test, training)
-                evaluation[client_id] = {
-                    name: value if np.isfinite(value) else None for name, value in measured.items()
-                }
-    return dict(sorted(evaluation.items()))
-
-
-def state_at(node: Node, initial: ModelState) -> ModelState:
-    """Give the model's state at a tree node."""
-    return initial.moved_by(node.params, node.buffers)
-
-
-@contextmanager
-def _naming(client_id: str, data: Examples, what: str) -> Iterator[None]:
-    """Say whose model or data raised, and what they were."""
-    try:
-        yield
-    except Exception as error:
-        x, y = data
-        raise ClientFailed(
-            f"client {client_id!r} could not be {what}: {error}; its inputs are {x.dtype} of shape "
-            f"{x.shape}, its targets {y.dtype} of shape {y.shape}"
-        ) from error
-
-
-def _sample(present: list[str], awaited: list[str], participation: float, seed: int) -> list[str]:
-    """Draw the clients of a round; those that a holding cluster waits for come first."""
-    num_asked = max(1, round(participation * len(present)))
-    if num_asked >= len(present):
-        return present
-    shuffled = [present[i] for i in np.random.default_rng(seed).permutation(len(present))]
-    first = set(awaited)
-    shuffled.sort(key=lambda client_id: client_id not in first)  # stable
-    chosen = set(shuffled[:num_asked])
-    return [client_id for client_id in present if client_id in chosen]
-
-
-def _has_left(client: ClientData, this_round: int) -> bool:
-    return client.leaves is not None and this_round >= client.leaves
-
-
 def _open_folder(path: Path, description: JSON, resume: bool) -> RunFolder:
+    """Start a run folder, or go on with one that describes the very same run."""
     if not (resume and (path / "run.json").exists()):
         return RunFolder.create(path, description)
     run_folder = RunFolder(path)
@@ -335,52 +245,9 @@ def _open_folder(path: Path, description: JSON, resume: bool) -> RunFolder:
     return run_folder
 
 
-def _describe(clients: Mapping[str, ClientData]) -> list[JSON]:
-    return [
-        {
-            "id": client_id,
-            "group": client.group,
-            "num_train": len(client.train.x),
-            "num_test": 0 if client.test is None else len(client.test.x),
-            "data": _digest(client),
-            "joins": client.joins,
-            "leaves": client.leaves,
-        }
-        for client_id, client in clients.items()
-    ]
-
-
-def _digest(client: ClientData) -> str:
-    """Name a client's data by a hash of their bytes."""
-    digest = hashlib.sha256()
-    for examples in (client.train, client.test):
-        for array in examples or ():
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def _like(server: Server) -> Server:
-    """Make a fresh server of the same shape."""
-    return Server(server.tree.num_params, num_buffers=server.tree.num_buffers, rule=server.rule)
-
-
-def chosen_device(device: str) -> torch.device:
-    """Resolve ``"auto"``."""
-    if device != "auto":
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def _check_settings(
-    clients: Mapping[str, ClientData],
-    rounds: int,
-    participation: float,
-    evaluate_every: int,
-    checkpoint_every: int,
+    rounds: int, participation: float, evaluate_every: int, checkpoint_every: int
 ) -> None:
-    if not clients:
-        raise ValueError("clients is empty; pass at least one client: {'a': ClientData(...)}")
     for name, value in [
         ("rounds", rounds),
         ("evaluate_every", evaluate_every),
