@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedbranch.checkpoint import JSON
 from fedbranch.data import (
@@ -34,6 +34,11 @@ from fedbranch.errors import InvalidExperiment
 from fedbranch.rules import Thresholds
 from fedbranch.runs import Round, RunFolder
 from fedbranch.settings import fill, require
+
+if TYPE_CHECKING:  # both load PyTorch
+    from torch import nn
+
+    from fedbranch.client import LocalTraining
 
 __all__ = ["Data", "Experiment", "Model", "Training", "preset_names"]
 
@@ -148,6 +153,18 @@ class Model:
                 "at most 3 numbers: an image of 8 x 8 can be halved that often",
             )
 
+    def build(self, input_shape: Sequence[int], *, seed: int) -> nn.Module:
+        """Make the model."""
+        from fedbranch import sim
+
+        if self.name == "cnn":
+            (hidden,) = self.hidden
+            return sim.cnn(
+                input_shape, DIGITS_CLASSES, channels=self.channels, hidden=hidden, seed=seed
+            )
+        hidden_widths = self.hidden if self.name == "mlp" else ()
+        return sim.mlp(input_shape, DIGITS_CLASSES, hidden=hidden_widths, seed=seed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -176,6 +193,21 @@ class Training:
             require(name, value, value is None or value >= 1, "at least 1")
         if self.optimizer == "adam" and self.momentum:
             raise ValueError(f"momentum is {self.momentum}; adam has its own, leave it out")
+
+    def build(self) -> LocalTraining:
+        """Make what the simulator takes."""
+        from fedbranch.client import LocalTraining, adam, sgd
+
+        rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        return LocalTraining(
+            optimizer=adam(**rates)
+            if self.optimizer == "adam"
+            else sgd(**rates, momentum=self.momentum),
+            epochs=self.epochs,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            send_gradient=self.compare == "gradient",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,30 +319,13 @@ class Experiment:
         on_round
             Called with the method's name after each of its rounds.
         """
-        from torch import nn
-
         from fedbranch import sim
-        from fedbranch.client import LocalTraining, adam, sgd
 
         try:
             clients = self.data.clients(self.seed)
         except ValueError as error:  # a draw that did not work out, such as a Dirichlet one
             raise InvalidExperiment(f"data: {error}") from error
-        shape = next(iter(clients.values())).train.x.shape[1:]
-        models: dict[str, Callable[..., nn.Module]] = {
-            "logistic-regression": sim.logistic_regression,
-            "mlp": partial(sim.mlp, hidden=self.model.hidden),
-            "cnn": partial(sim.cnn, channels=self.model.channels, hidden=sum(self.model.hidden)),
-        }
-        rates = {
-            "learning_rate": self.training.learning_rate,
-            "weight_decay": self.training.weight_decay,
-        }
-        optimizer = (
-            adam(**rates)
-            if self.training.optimizer == "adam"
-            else sgd(**rates, momentum=self.training.momentum)
-        )
+        input_shape = next(iter(clients.values())).train.x.shape[1:]
         methods: dict[str, Callable[..., sim.Run]] = {
             "cfl": partial(sim.simulate, rule=self.rule),
             "fedavg": sim.fedavg,
@@ -319,24 +334,17 @@ class Experiment:
             "ifca": partial(sim.ifca, num_clusters=self.data.num_groups),
         }
         for method in self.methods:
-            method_folder = folder if method == "cfl" else folder / "baselines" / method
             methods[method](
-                models[self.model.name](shape, DIGITS_CLASSES, seed=self.seed),
+                self.model.build(input_shape, seed=self.seed),
                 clients,
                 rounds=self.rounds,
-                training=LocalTraining(
-                    optimizer=optimizer,
-                    epochs=self.training.epochs,
-                    steps=self.training.steps,
-                    batch_size=self.training.batch_size,
-                    send_gradient=self.training.compare == "gradient",
-                ),
+                training=self.training.build(),
                 seed=self.seed,
                 participation=self.participation,
                 weighting=self.weighting,
                 evaluate_every=self.evaluate_every,
                 checkpoint_every=self.checkpoint_every,
-                folder=method_folder,
+                folder=folder if method == "cfl" else folder / "baselines" / method,
                 resume=resume,
                 about={"experiment": self.to_json()},
                 on_round=partial(on_round, method),
