@@ -15,7 +15,7 @@ MAY_SEE = {
     "core": {"core"},
     "checkpoint": {"errors"},
     "tree": {"checkpoint", "core", "errors"},
-    "messages": {"core", "errors", "tree"},
+    "messages": {"checkpoint", "core", "errors", "tree"},
     "rules": {"checkpoint", "core", "errors"},
     "records": {"checkpoint", "rules"},
     "examination": {"core", "messages", "rules", "tree"},

@@ -11,11 +11,20 @@ from typing import Literal
 
 import numpy as np
 
+from fedbranch.checkpoint import JSON, Tensors
 from fedbranch.core.geometry import Array, to_numpy
 from fedbranch.errors import InvalidUpdate
 from fedbranch.tree import Vector
 
-__all__ = ["Reply", "Task", "Update", "check_update", "checked_ids"]
+__all__ = [
+    "Reply",
+    "Task",
+    "Update",
+    "check_update",
+    "checked_ids",
+    "replies_from_state",
+    "replies_to_state",
+]
 
 # No sane update comes near this; sums of such numbers would leave float32.
 LARGEST_ENTRY = 1e30
@@ -132,6 +141,32 @@ def check_update(
             )
         metrics[name] = number if math.isfinite(number) else None
     return Reply(vector=vector, compared=compared, buffers=buffers, weight=weight, metrics=metrics)
+
+
+def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
+    """Describe replies, by client id, as JSON and tensors with one row each."""
+    ordered = dict(sorted(replies.items()))  # as the JSON object will have them
+    state = {i: {"weight": r.weight, "metrics": r.metrics} for i, r in ordered.items()}
+    if not ordered:
+        return state, {}
+    return state, {
+        name: np.stack([getattr(reply, name) for reply in ordered.values()])
+        for name in ("vector", "compared", "buffers")
+    }
+
+
+def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
+    """Rebuild replies from what :func:`replies_to_state` gave."""
+    return {
+        client_id: Reply(
+            vector=tensors["vector"][row],
+            compared=tensors["compared"][row],
+            buffers=tensors["buffers"][row],
+            weight=entry["weight"],
+            metrics=entry["metrics"],
+        )
+        for row, (client_id, entry) in enumerate(sorted(state.items()))
+    }
 
 
 def checked_ids(client_ids: Iterable[str]) -> list[str]:

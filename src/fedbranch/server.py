@@ -24,7 +24,15 @@ from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoin
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Outcome, Weighting, examine
-from fedbranch.messages import Reply, Task, Update, check_update, checked_ids
+from fedbranch.messages import (
+    Reply,
+    Task,
+    Update,
+    check_update,
+    checked_ids,
+    replies_from_state,
+    replies_to_state,
+)
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import Rule, rule_from_state, rule_to_state
 from fedbranch.tree import ParameterTree, read_only
@@ -447,16 +455,9 @@ class Server:
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the server as JSON and tensors, for a checkpoint."""
         tree_state, files = self.tree.to_state()
-        held: Tensors = {}
         collected: JSON = {}
-        for node_id, unsorted in self._collected.items():
-            replies = dict(sorted(unsorted.items()))  # as the JSON object will have them
-            if not replies:
-                continue
-            for name in ("vector", "compared", "buffers"):
-                held[f"{name}-{node_id}"] = np.stack([getattr(r, name) for r in replies.values()])
-            collected[str(node_id)] = {i: [r.weight, r.metrics] for i, r in replies.items()}
-        files["held"] = held
+        for node_id, replies in self._collected.items():
+            collected[str(node_id)], files[f"held-{node_id}"] = replies_to_state(replies)
         state: JSON = {
             "rule": rule_to_state(self.rule),
             "weighting": self.weighting,
@@ -501,18 +502,8 @@ class Server:
             server._hold_ended = {int(i): ended for i, ended in state["hold_ended"].items()}
             server._joined, server._left = list(state["joined"]), list(state["left"])
             for node_id, entries in state["collected"].items():
-                server._collected[int(node_id)] = {
-                    client_id: Reply(
-                        vector=files["held"][f"vector-{node_id}"][row],
-                        compared=files["held"][f"compared-{node_id}"][row],
-                        buffers=files["held"][f"buffers-{node_id}"][row],
-                        weight=weight,
-                        metrics=metrics,
-                    )
-                    for row, (client_id, (weight, metrics)) in enumerate(entries.items())
-                }
-            for node_id in server._rounds_held:
-                server._collected.setdefault(node_id, {})
+                held = files.get(f"held-{node_id}", {})
+                server._collected[int(node_id)] = replies_from_state(entries, held)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server
