@@ -28,7 +28,7 @@ eps_mean = 0.6
 eps_max = 0.7
 gamma_max = 0.5
 """
-COMMAND = [sys.executable, "-m", "fedbranch.cli"]
+COMMAND = [sys.executable, "-m", "fedbranch"]
 
 
 @pytest.fixture
@@ -65,12 +65,28 @@ def test_version_and_help(tmp_path):
     assert all(command in text for command in ("demo", "run", "resume", "show"))
 
 
+@pytest.mark.parametrize(
+    ("command", "promised"),
+    [
+        ("run", ["digits-label-permutation", "the next free", "--seed", "--json"]),
+        ("resume", ["A run folder.", "same result"]),
+        ("show", ["A run folder.", "reason for every split"]),
+        ("demo", ["four clusters", "--out"]),
+    ],
+)
+def test_every_command_explains_its_arguments(tmp_path, command, promised):
+    text = " ".join(fedbranch_command(command, "--help", cwd=tmp_path).stdout.split())
+
+    assert all(phrase in text for phrase in promised)
+
+
 def test_a_run_ends_with_the_tree_the_table_the_reasons_and_the_path(finished):
     _, result = finished
 
     assert "split in round 8" in result.stdout
     assert "plain FL" in result.stdout
-    assert "stationary (mean" in result.stdout
+    assert "Why each cluster was split\nround 8, node 0: 3 + 3 clients: stationary" in result.stdout
+    assert "Why the others were not\nround 16, node 1: congruent" in result.stdout
     assert "The clusters are exactly the true groups." in result.stdout
     assert "Run folder: runs/small-1" in result.stdout
     assert result.stderr == ""  # no progress bar in a pipe
@@ -85,6 +101,9 @@ def test_a_finished_run_can_be_shown_again_and_to_machines(finished):
     assert shown["finds_true_groups"]
     assert shown["mean"]["cfl"]["overall"] > shown["mean"]["fedavg"]["overall"] + 0.1
     assert len(shown["splits"]) == 1
+    assert [d["node_id"] for d in shown["last_decisions"]] == [1, 2]
+    assert sorted(map(tuple, shown["true_groups"]["1"].items())) == [("0", 3)]
+    assert [node["parent_id"] for node in shown["tree"]] == [None, 0, 0]
     assert sorted(map(len, shown["clusters"].values())) == [3, 3]
 
 
@@ -164,7 +183,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, config):
     assert process.returncode == 130
     assert errors == "fedbranch: interrupted; continue with: fedbranch resume parts\n"
     shown = fedbranch_command("show", "parts", cwd=tmp_path)
-    assert "Not complete (" in shown.stdout
+    assert "of 4000 rounds, without the baselines fedavg); continue with" in shown.stdout
 
 
 def test_a_progress_bar_runs_on_a_terminal(tmp_path, config):
@@ -258,7 +277,8 @@ def test_an_unfinished_baseline_is_not_shown_as_a_result(finished, tmp_path):
     report = json.loads(fedbranch_command("show", "run", "--json", cwd=tmp_path).stdout)
 
     assert "plain FL" not in shown
-    assert "continue with: fedbranch resume run" in shown
+    assert "without the baselines fedavg); continue with: fedbranch resume run" in shown
+    assert "true groups." not in shown
     assert not report["is_complete"]
 
 

@@ -34,6 +34,7 @@ MAY_SEE = {
         "checkpoint", "client", "data", "errors", "rules", "runs", "settings", "sim",
     },
     "report": {"checkpoint", "report", "rules", "runs", "tree"},
+    "__main__": {"cli"},
     "cli": {"errors", "experiment", "front", "report", "runs"},
 }  # fmt: skip
 

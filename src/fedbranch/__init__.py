@@ -34,7 +34,7 @@ from fedbranch.server import Server
 from fedbranch.tree import Descent, Node, ParameterTree
 
 if TYPE_CHECKING:
-    from fedbranch.client import LocalTraining, sgd
+    from fedbranch.client import LocalTraining, adam, sgd
     from fedbranch.sim import Run, fedavg, ifca, local, oracle, simulate
 
 __version__ = "0.1.0"
@@ -66,6 +66,7 @@ __all__ = [
     "Thresholds",
     "UnusableRun",
     "Update",
+    "adam",
     "bipartition",
     "cosine_error_bound",
     "cosine_similarity",
@@ -85,6 +86,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "LocalTraining": "fedbranch.client",
+    "adam": "fedbranch.client",
     "sgd": "fedbranch.client",
     "Run": "fedbranch.sim",
     "fedavg": "fedbranch.sim",

@@ -32,7 +32,9 @@ app = typer.Typer(
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder of the run.  [default: the next free runs/NAME-1, -2, ...]"),
+    typer.Option(
+        "--out", help="Folder of the run.", show_default="the next free runs/NAME-1, NAME-2, ..."
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Instead of the experiment's seed.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -164,7 +166,3 @@ def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
             progress.update(task, completed=entry.record.round, news=news)
 
         yield on_round
-
-
-if __name__ == "__main__":
-    main()

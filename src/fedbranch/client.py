@@ -25,6 +25,7 @@ __all__ = [
     "ModelState",
     "accuracy",
     "adam",
+    "cross_entropy",
     "evaluate",
     "local_update",
     "sgd",
@@ -41,6 +42,16 @@ EVALUATION_BATCH_SIZE = 1024
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Give the share of rows whose largest output is at the target."""
     return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Give the mean cross-entropy of a classifier's outputs, one column for each class."""
+    if outputs.ndim < 2 or outputs.shape[1] < 2:
+        raise ValueError(
+            f"the model's outputs have shape {tuple(outputs.shape)}; a classifier has one column "
+            "for each class. For a regression pass LocalTraining(loss=torch.nn.functional.mse_loss)"
+        )
+    return nn.functional.cross_entropy(outputs, targets)
 
 
 def sgd(
@@ -72,7 +83,7 @@ class LocalTraining:
         that is left over travels with the batch before it, because BatchNorm could not
         train on it.
     loss
-        Maps outputs and targets to the mean loss.
+        Maps outputs and targets to the mean loss; by default the cross-entropy.
     metrics
         Further measures for evaluation, by name; by default the accuracy if the loss is
         the cross-entropy.
@@ -89,7 +100,7 @@ class LocalTraining:
     epochs: int | None = None
     steps: int | None = None
     batch_size: int = 20
-    loss: Measure = nn.functional.cross_entropy
+    loss: Measure = cross_entropy
     metrics: Mapping[str, Measure] | None = None
     send_gradient: bool = False
 
@@ -110,7 +121,7 @@ class LocalTraining:
         """The loss and all metrics, by name."""
         metrics = self.metrics
         if metrics is None:
-            is_classifier = self.loss is nn.functional.cross_entropy
+            is_classifier = self.loss in (cross_entropy, nn.functional.cross_entropy)
             metrics = {"accuracy": accuracy} if is_classifier else {}
         return {"loss": self.loss, **metrics}
 

@@ -256,7 +256,9 @@ class Experiment:
         """
         try:
             return cls.parse(Path(path).read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise InvalidExperiment(f"{path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
             raise InvalidExperiment(f"{path} cannot be read: {error}") from error
 
     @classmethod

@@ -45,6 +45,7 @@ def test_data_may_come_as_arrays_tensors_or_datasets(train):
         ((X,), "tuple of 1"),
         ((X[:0], Y[:0]), "no examples"),
         ([], "no examples"),
+        ([X, Y], "items are not pairs of an input and a target; pass arrays as a tuple"),
         ((1.0, 2.0), "one row for each example"),
     ],
 )

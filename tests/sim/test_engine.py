@@ -196,6 +196,31 @@ def test_clients_are_there_from_when_they_join_whether_or_not_they_are_asked():
     assert run.history[3].record.joined == ("c5",)
 
 
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([1, 2], "clients is a list; pass a dict"),
+        ({"a": (np.zeros((2, 3)), [0, 1])}, "client 'a' is a tuple; pass ClientData"),
+    ],
+)
+def test_clients_of_another_kind_are_named(clients, message):
+    with pytest.raises(TypeError, match=message):
+        simulate(clients)
+
+
+def test_a_regression_under_the_default_loss_is_named():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 3)).astype(np.float32)
+    clients = {"a": fb.ClientData((x, x.sum(axis=1, keepdims=True)))}
+
+    with pytest.raises(fb.ClientFailed, match="For a regression pass LocalTraining"):
+        fb.simulate(nn.Linear(3, 1), clients, rule=RULE, rounds=1)
+
+
+def test_a_run_introduces_itself_in_one_line():
+    assert repr(simulate(rounds=2)) == "<Run: 2 rounds, clusters of 6 clients, path None>"
+
+
 def test_a_client_whose_data_do_not_fit_is_named():
     clients = make_clients()
     x, y = np.ones((4, 7), dtype=np.float32), np.zeros(4, dtype=np.int64)

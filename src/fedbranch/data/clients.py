@@ -207,8 +207,15 @@ def _as_examples(data: tuple[ArrayLike, ArrayLike] | Pairs, name: str) -> Exampl
         items = [data[i] for i in range(len(data))]
         if not items:
             raise ValueError(f"{name} has no examples; every client needs at least one")
+        try:
+            pairs = [(x, y) for x, y in items]
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{name} is a {type(data).__name__} whose items are not pairs of an input and a "
+                "target; pass arrays as a tuple: (x, y)"
+            ) from None
         examples = Examples(
-            np.stack([_as_array(x) for x, _ in items]), np.stack([_as_targets(y) for _, y in items])
+            np.stack([_as_array(x) for x, _ in pairs]), np.stack([_as_targets(y) for _, y in pairs])
         )
     if examples.x.ndim == 0 or examples.y.ndim == 0 or len(examples.x) != len(examples.y):
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fedbranch.checkpoint import JSON
 from fedbranch.rules import Decision
@@ -62,6 +62,16 @@ class Comparison:
         return [decision for entry in self.history for decision in entry.record.splits]
 
     @property
+    def last_decisions(self) -> list[Decision]:
+        """The last decision on each cluster that is still a leaf: why it was not split."""
+        latest = {
+            decision.node_id: decision
+            for entry in self.history
+            for decision in entry.record.decisions
+        }
+        return [latest[leaf.id] for leaf in self.tree.leaves if leaf.id in latest]
+
+    @property
     def refused(self) -> Counter[str]:
         """Client id -> how many of its replies were refused."""
         return Counter(client_id for entry in self.history for client_id in entry.record.refused)
@@ -99,17 +109,19 @@ class Comparison:
             "rounds": len(self.history),
             "metric": self.metric,
             "clusters": leaves,
-            "finds_true_groups": self.finds_true_groups,
-            "splits": [
+            "true_groups": {leaf: dict(self.groups_at(int(leaf))) for leaf in leaves},
+            "tree": [
                 {
-                    "round": split.round,
-                    "node_id": split.node_id,
-                    "reason": split.reason,
-                    "measurements": dict(split.measurements),
-                    "groups": [list(group) for group in split.groups],
+                    "node_id": node.id,
+                    "parent_id": node.parent_id,
+                    "num_clients": len(self.tree.cluster(node.id)),
+                    "split_in_round": node.split_in_round,
                 }
-                for split in self.splits
+                for node in self.tree
             ],
+            "finds_true_groups": self.finds_true_groups,
+            "splits": [asdict(split) for split in self.splits],
+            "last_decisions": [asdict(decision) for decision in self.last_decisions],
             "refused": dict(self.refused),
             "mean": {
                 method: {

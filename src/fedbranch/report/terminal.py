@@ -9,6 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from fedbranch.report.comparison import Comparison
+from fedbranch.rules import Decision
 from fedbranch.tree import Node
 
 __all__ = ["print_comparison"]
@@ -27,19 +28,30 @@ METHOD_TITLES = {
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print everything there is to see about a run."""
     console.print(_cluster_tree(comparison))
+    console.print(f"{comparison.metric} on held-out data, mean over clients")
     console.print(_table(comparison))
-    console.print(_reasons(comparison), soft_wrap=True)
+    console.print(
+        _reasons("Why each cluster was split", comparison.splits, "No cluster was split."),
+        soft_wrap=True,
+    )
+    console.print(
+        _reasons("Why the others were not", comparison.last_decisions, ""), soft_wrap=True
+    )
     if comparison.refused:
         total = comparison.refused.total()
         console.print(f"Refused {total} replies of {len(comparison.refused)} clients.")
-    match comparison.finds_true_groups:
-        case True:
-            console.print("The clusters are exactly the true groups.")
-        case False:
-            console.print("The clusters differ from the true groups.")
-    if not comparison.is_complete:
+    if comparison.is_complete:
+        match comparison.finds_true_groups:
+            case True:
+                console.print("The clusters are exactly the true groups.")
+            case False:
+                console.print("The clusters differ from the true groups.")
+    else:
+        rounds = f"{len(comparison.history)} of {comparison.run.about['rounds']} rounds"
+        missing = sorted(comparison.expected_baselines - comparison.final.keys())
+        lacking = f", without the baselines {', '.join(missing)}" if missing else ""
         console.print(
-            "Not complete (the run or one of its baselines was interrupted); continue with: "
+            f"Not complete ({rounds}{lacking}); continue with: "
             f"fedbranch resume {escape(str(comparison.run.path))}",
             soft_wrap=True,
         )
@@ -83,7 +95,7 @@ def _table(comparison: Comparison) -> Table:
     # Baselines from weak to strong, ours beside the one it starts from.
     order = ["local", "fedavg", "cfl", "ifca", "oracle"]
     methods = [name for name in order if name in comparison.final]
-    table = Table(title=f"{comparison.metric} on held-out data, mean over clients")
+    table = Table()
     table.add_column("cluster")
     table.add_column("clients", justify="right")
     for method in methods:
@@ -104,16 +116,22 @@ def _table(comparison: Comparison) -> Table:
         table.add_row(
             name,
             str(len(client_ids)),
-            *("-" if mean is None else f"{mean:.3f}" for mean in means),
+            *map(_shown, means),
         )
     return table
 
 
-def _reasons(comparison: Comparison) -> Text:
-    if not comparison.splits:
-        return Text("No cluster was split.")
-    text = Text("Why each cluster was split", "bold")
-    for split in comparison.splits:
-        text.append(f"\nround {split.round}, node {split.node_id}: ", "not bold yellow")
-        text.append(split.reason, "not bold default")
+def _reasons(title: str, decisions: list[Decision], if_none: str) -> Text:
+    if not decisions:
+        return Text(if_none)
+    text = Text(title, "bold")
+    for decision in decisions:
+        text.append(f"\nround {decision.round}, node {decision.node_id}: ", "not bold yellow")
+        text.append(decision.reason, "not bold default")
     return text
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.3g}"

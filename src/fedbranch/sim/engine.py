@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -43,7 +43,7 @@ class Settings(TypedDict, total=False):
     on_round: Callable[[Round], None] | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A finished simulation.
 
@@ -60,7 +60,11 @@ class Run:
     server: Server
     history: list[Round]
     path: Path | None
-    _population: Population = field(repr=False)
+    _population: Population
+
+    def __repr__(self) -> str:
+        sizes = " + ".join(str(len(ids)) for ids in self.clusters.values())
+        return f"<Run: {len(self.history)} rounds, clusters of {sizes} clients, path {self.path}>"
 
     @property
     def tree(self) -> ParameterTree:

@@ -48,6 +48,16 @@ class Population:
         seed: int,
         device: str,
     ) -> None:
+        if not isinstance(clients, Mapping):
+            raise TypeError(
+                f"clients is a {type(clients).__name__}; pass a dict: {{'a': ClientData(...), ...}}"
+            )
+        for client_id, client in clients.items():
+            if not isinstance(client, ClientData):
+                raise TypeError(
+                    f"client {client_id!r} is a {type(client).__name__}; pass "
+                    "ClientData(train=(x, y), test=(x_test, y_test))"
+                )
         if not clients:
             raise ValueError("clients is empty; pass at least one client: {'a': ClientData(...)}")
         self.clients = dict(sorted(clients.items()))  # so that their order changes nothing
