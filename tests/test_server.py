@@ -796,5 +796,5 @@ class Federation(RuleBasedStateMachine):
             assert set(replies) <= set(self.server.tree.members(node_id))
 
 
-Federation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Federation.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestFederation = Federation.TestCase

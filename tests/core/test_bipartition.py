@@ -57,7 +57,7 @@ similarities = st.builds(
 )
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(similarities)
 def test_no_split_has_a_smaller_cross_similarity(similarity):
     split = bipartition(similarity)
@@ -66,7 +66,7 @@ def test_no_split_has_a_smaller_cross_similarity(similarity):
     assert split.cross_similarity == crossing.max() == smallest_cross_similarity(similarity)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(similarities)
 def test_the_split_is_the_one_of_the_papers_algorithm_also_with_ties(similarity):
     split = bipartition(similarity)
@@ -76,7 +76,7 @@ def test_the_split_is_the_one_of_the_papers_algorithm_also_with_ties(similarity)
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(similarities)
 def test_a_split_uses_every_row_once_and_row_0_is_left(similarity):
     left_rows, right_rows, _ = bipartition(similarity)
@@ -115,7 +115,7 @@ def same_grouping(a, b):
     return len(pairs) == len(set(a)) == len(set(b))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(similarities, st.data())
 def test_every_cut_of_the_hierarchy_is_optimal(similarity, data):
     merges = hierarchy(similarity)
@@ -130,7 +130,7 @@ def test_every_cut_of_the_hierarchy_is_optimal(similarity, data):
     assert len(set(groups)) == num_groups
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(similarities, st.randoms(use_true_random=False))
 def test_renaming_the_rows_renames_the_split(similarity, random):
     # Distinct similarities, so that no tie depends on the order of the rows.
@@ -229,7 +229,7 @@ def test_a_split_can_be_correct_with_a_negative_gap():
     assert separation_gap(similarity, groups) == pytest.approx(-0.1736, abs=1e-4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(similarities, st.data())
 def test_a_positive_gap_means_a_correct_split(similarity, data):
     groups = data.draw(
@@ -242,7 +242,7 @@ def test_a_positive_gap_means_a_correct_split(similarity, data):
         assert left.isdisjoint(groups[row] for row in split.right_rows)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(similarities)
 def test_the_gap_of_a_pure_cluster_is_never_positive(similarity):
     assert separation_gap(similarity, [0] * len(similarity)) <= 0

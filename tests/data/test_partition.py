@@ -16,7 +16,7 @@ PARTITIONS = {
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(num_clients=st.integers(1, 25), seed=st.integers(0, 2**32 - 1))
 def test_every_row_goes_to_exactly_one_client(name, num_clients, seed):
     parts = PARTITIONS[name](LABELS, num_clients, seed=seed)

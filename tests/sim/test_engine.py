@@ -218,7 +218,7 @@ def test_a_regression_under_the_default_loss_is_named():
 
 
 def test_a_run_introduces_itself_in_one_line():
-    assert repr(simulate(rounds=2)) == "<Run: 2 rounds, clusters of 6 clients, path None>"
+    assert repr(simulate(rounds=2)) == "<Run: 2 rounds, clusters of 3 + 3 clients, path None>"
 
 
 def test_a_client_whose_data_do_not_fit_is_named():
