@@ -17,7 +17,7 @@ __all__ = ["print_comparison"]
 MAX_NAMED = 10  # clients that are named at a leaf
 
 METHOD_TITLES = {
-    "cfl": "clustered (CFL)",
+    "cfl": "CFL",
     "fedavg": "plain FL",
     "local": "alone",
     "oracle": "oracle",
@@ -96,8 +96,8 @@ def _table(comparison: Comparison) -> Table:
     order = ["local", "fedavg", "cfl", "ifca", "oracle"]
     methods = [name for name in order if name in comparison.final]
     table = Table()
-    table.add_column("cluster")
-    table.add_column("clients", justify="right")
+    table.add_column("cluster", no_wrap=True)
+    table.add_column("clients", justify="right", no_wrap=True)
     for method in methods:
         table.add_column(
             METHOD_TITLES[method],
