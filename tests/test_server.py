@@ -532,6 +532,7 @@ def test_a_client_outside_given_clusters_cannot_be_routed_and_is_told_so():
     record = server.step({"stranger": Update(np.float32([1]), 1)})
 
     assert "no cached updates" in record.refused["stranger"]
+    assert record.metrics == {}
     with pytest.raises(ValueError, match="nobody can be routed"):
         server.reroute(["a"])
     with pytest.raises(ValueError, match="before the first round"):

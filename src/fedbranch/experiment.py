@@ -162,8 +162,9 @@ class Model:
             return sim.cnn(
                 input_shape, DIGITS_CLASSES, channels=self.channels, hidden=hidden, seed=seed
             )
-        hidden_widths = self.hidden if self.name == "mlp" else ()
-        return sim.mlp(input_shape, DIGITS_CLASSES, hidden=hidden_widths, seed=seed)
+        if self.name == "mlp":
+            return sim.mlp(input_shape, DIGITS_CLASSES, hidden=self.hidden, seed=seed)
+        return sim.logistic_regression(input_shape, DIGITS_CLASSES, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

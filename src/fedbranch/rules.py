@@ -55,7 +55,8 @@ class Evidence:
     rounds_held
         For how many rounds they have stood still to collect these updates.
     rounds_since_hold
-        How often they have moved since the cluster last held in vain; None if it never did.
+        How often they have moved since the cluster last held without being split; None if it
+        never did.
     """
 
     node_id: int
@@ -141,8 +142,8 @@ class Thresholds:
         The share of the cluster's clients that must have answered at the same parameters
         before it is split, in (0, 1].
     max_hold_rounds
-        How many rounds a cluster may stand still for that, before it goes on training; it
-        then trains for as many rounds before it holds again.
+        How many rounds a cluster may stand still for that, before it goes on training. After
+        a hold without a split it trains for as many rounds before it holds again.
 
     Notes
     -----
@@ -233,7 +234,9 @@ class Thresholds:
         if not is_covered:
             since_hold = evidence.rounds_since_hold
             if since_hold is not None and since_hold < self.max_hold_rounds:
-                return decide("train", f"looks stationary, but has held in vain of late; {waiting}")
+                return decide(
+                    "train", f"looks stationary, but held without a split of late; {waiting}"
+                )
             return decide("hold", f"looks stationary and stands still for the others: {waiting}")
 
         split = bipartition(cosine_similarity(evidence.updates))

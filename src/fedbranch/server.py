@@ -110,7 +110,7 @@ class Server:
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
         self._collected: dict[int, dict[str, Reply]] = {}  # leaf -> replies at its parameters
         self._rounds_held: dict[int, int] = {}
-        self._hold_ended: dict[int, int] = {}  # leaf -> its version after it last held in vain
+        self._hold_ended: dict[int, int] = {}  # leaf -> its version after a hold without a split
         self._joined: list[str] = []
         self._left: list[str] = []
 
@@ -213,7 +213,7 @@ class Server:
             joined=tuple(sorted(self._joined)),
             left=tuple(sorted(self._left)),
             cluster_sizes={leaf.id: self.tree.num_members(leaf.id) for leaf in self.tree.leaves},
-            metrics={client_id: reply.metrics for client_id, reply in replies.items()},
+            metrics={i: reply.metrics for i, reply in replies.items() if i not in refused},
         )
         self._asked, self._joined, self._left = {}, [], []
         return record
@@ -309,7 +309,8 @@ class Server:
             # on its edges were computed, and the children start from there.
             groups = [{i: collected[i].compared for i in group} for group in decision.groups]
             self.tree.split(node_id, groups, in_round=self.round)
-        elif outcome.params_step is not None:
+            return
+        if outcome.params_step is not None:
             self.tree.advance(node_id, outcome.params_step, outcome.buffers_step)
         if has_held:
             self._hold_ended[node_id] = self.tree[node_id].version
