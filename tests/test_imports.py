@@ -23,10 +23,11 @@ MAY_SEE = {
         "checkpoint", "core", "errors", "examination", "messages", "records", "rules", "tree",
     },
     "data": {"core", "data", "errors"},
-    "client": {"data", "messages", "tree"},
+    "randomness": set(),
+    "client": {"data", "messages", "randomness", "tree"},
     "runs": {"checkpoint", "errors", "records", "server", "tree"},
     "sim": {
-        "checkpoint", "client", "core", "data", "errors", "examination", "messages", "rules",
+        "checkpoint", "client", "core", "data", "errors", "examination", "messages", "randomness", "rules",
         "runs", "server", "sim", "tree",
     },
     "settings": {"errors"},

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedbranch.data import Examples
 from fedbranch.messages import Task, Update
+from fedbranch.randomness import SeededDropout, permutations
 from fedbranch.tree import Vector
 
 __all__ = [
@@ -29,12 +30,12 @@ __all__ = [
     "evaluate",
     "local_update",
     "sgd",
-    "stream_seed",
 ]
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 # Outputs of the model and targets, both with one row for each example, to a mean over them.
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 
 EVALUATION_BATCH_SIZE = 1024
 
@@ -89,6 +90,9 @@ class LocalTraining:
         the cross-entropy.
     send_gradient
         Send the negative full-batch gradient as the signal to compare, beside the update.
+    precision
+        Of products: ``"float32"``; ``"tf32"``, the same but for NVIDIA GPUs, which may then
+        round the factors to 11 bits; ``"bf16"``, automatic mixed precision in bfloat16.
 
     Examples
     --------
@@ -103,6 +107,7 @@ class LocalTraining:
     loss: Measure = cross_entropy
     metrics: Mapping[str, Measure] | None = None
     send_gradient: bool = False
+    precision: Precision = "tf32"
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -115,6 +120,10 @@ class LocalTraining:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         if "loss" in (self.metrics or {}):
             raise ValueError("metrics has a 'loss'; that name is taken by the loss itself")
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"precision is {self.precision!r}; it must be one of {get_args(Precision)}"
+            )
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -125,9 +134,27 @@ class LocalTraining:
             metrics = {"accuracy": accuracy} if is_classifier else {}
         return {"loss": self.loss, **metrics}
 
+    def batches_per_pass(self, num_rows: int) -> int:
+        """Count the mini-batches of one pass over so many rows."""
+        whole, left_over = divmod(num_rows, self.batch_size)
+        joins_the_last = left_over == 1 < self.batch_size and whole > 0
+        return whole + (left_over > 0 and not joins_the_last)
+
+    def num_steps(self, num_rows: int) -> int:
+        """Count the mini-batches that a client with so many rows trains on."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * self.batches_per_pass(num_rows)
+
+    def num_visits(self, num_rows: int) -> int:
+        """Count the examples in all those mini-batches."""
+        passes, steps = divmod(self.num_steps(num_rows), self.batches_per_pass(num_rows))
+        return passes * num_rows + steps * self.batch_size
+
     def describe(self, model: nn.Module) -> dict[str, str]:
         """Say everything that the result depends on, to recognise the same training again."""
-        optimizer = self.optimizer(list(_trainable(model)))
+        optimizer = self.optimizer(list(trainable(model)))
         groups = [
             {name: repr(value) for name, value in sorted(group.items()) if name != "params"}
             for group in optimizer.param_groups
@@ -141,6 +168,7 @@ class LocalTraining:
                 for name, measure in self.measures.items()
             ),
             "send_gradient": str(self.send_gradient),
+            "precision": self.precision,
         }
 
 
@@ -163,7 +191,7 @@ class ModelState:
     @classmethod
     def of(cls, model: nn.Module) -> ModelState:
         """Copy a model's state."""
-        params = [_real(p.detach()).reshape(-1) for p in _trainable(model)]
+        params = [_real(p.detach()).reshape(-1) for p in trainable(model)]
         if not params:
             raise ValueError(f"{type(model).__name__} has no trainable parameters")
         buffers = [_real(b.detach()).reshape(-1).double() for b in model.buffers()]
@@ -196,7 +224,7 @@ class ModelState:
     def load_into(self, model: nn.Module) -> None:
         """Overwrite a model's state with this one. Whole-number buffers are rounded."""
         start = 0
-        for param in map(_real, _trainable(model)):
+        for param in map(_real, trainable(model)):
             values = self.params[start : start + param.numel()]
             param.copy_(values.view_as(param))
             start += param.numel()
@@ -231,7 +259,7 @@ def local_update(
     training
         How to train.
     seed
-        For the order of the examples and for dropout; see :func:`stream_seed`.
+        For the order of the examples and for dropout; see :mod:`fedbranch.randomness`.
 
     Returns
     -------
@@ -240,9 +268,10 @@ def local_update(
     """
     initial.moved_by(task.params, task.buffers).load_into(model)
     before = ModelState.of(model)  # as the model's own precision holds it
-    x, y = _tensors(data, model)
-    signal = _gradient(model, x, y, training.loss, seed) if training.send_gradient else None
-    loss = _train(model, x, y, training, seed)
+    x, y = tensors(data, model)
+    with products_in(training.precision, x.device):
+        signal = _gradient(model, x, y, training, seed) if training.send_gradient else None
+        loss = _train(model, x, y, training, seed)
     vector, buffers = ModelState.of(model).minus(before)
     return Update(
         vector=vector,
@@ -264,51 +293,47 @@ def evaluate(model: nn.Module, data: Examples, training: LocalTraining) -> dict[
         ``"loss"`` and every metric of ``training``, each a mean over the examples.
     """
     totals = dict.fromkeys(training.measures, 0.0)
-    x, y = _tensors(data, model)
+    x, y = tensors(data, model)
     was_training = model.training
     model.eval()
-    with _lent_randomness(0, x.device):
+    with _lent_randomness(0, x.device), products_in(training.precision, x.device):
         for inputs, targets in _evaluation_batches(x, y):
-            outputs = model(inputs)
+            with mixed_precision(training.precision, x.device):
+                outputs = model(inputs)
             for name, measure in training.measures.items():
                 totals[name] += float(measure(outputs, targets)) * len(inputs)
     model.train(was_training)
     return {name: total / len(x) for name, total in totals.items()}
 
 
-def stream_seed(seed: int, *where: int | str) -> int:
-    """Derive an independent seed for one place of a run, such as (round, client id).
-
-    Examples
-    --------
-    >>> stream_seed(0, 3, "client-07") == stream_seed(0, 3, "client-07")
-    True
-    >>> stream_seed(0, 3, "client-07") == stream_seed(0, 3, "client-08")
-    False
-    """
-    name = "\x1f".join(str(part) for part in (seed, *where))
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()[:8]) >> 1
-
-
 def _train(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, seed: int) -> float:
     """Train in place; give the mean loss over all visited examples."""
-    optimizer = training.optimizer(list(_trainable(model)))
+    optimizer = training.optimizer(list(trainable(model)))
     total_loss, num_visited = torch.zeros((), device=x.device), 0
+    stream = torch.tensor(seed, device=x.device)
+    has_dropout = True  # until the first mini-batch shows that there is none
     model.train()
     with _lent_randomness(seed, x.device):
-        for rows in _batches(len(x), training, torch.Generator().manual_seed(seed)):
-            inputs, targets = x[rows.to(x.device)], y[rows.to(x.device)]
+        for step, rows in enumerate(_batches(len(x), training, stream)):
+            inputs, targets = x[rows], y[rows]
+            dropout = SeededDropout(stream, step) if has_dropout else nullcontext()
 
-            def loss_with_gradient(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            # As a closure, because some optimisers ask for the loss several times a step.
+            def loss_with_gradient(
+                inputs: Tensor = inputs,
+                targets: Tensor = targets,
+                dropout: AbstractContextManager[object] = dropout,
+            ) -> Tensor:
                 optimizer.zero_grad()
-                loss: Tensor = training.loss(model(inputs), targets)
+                with dropout, mixed_precision(training.precision, x.device):
+                    loss: Tensor = training.loss(model(inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
                 return loss.detach()
 
-            # As a closure, because some optimisers ask for the loss several times a step.
             loss = cast("Tensor", optimizer.step(cast("Any", loss_with_gradient)))
             total_loss += loss.detach() * len(rows)
             num_visited += len(rows)
+            has_dropout = isinstance(dropout, SeededDropout) and dropout.num_calls > 0
     return float(total_loss) / num_visited
 
 
@@ -323,33 +348,50 @@ def _lent_randomness(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _batches(
-    num_rows: int, training: LocalTraining, generator: torch.Generator
-) -> Iterator[Tensor]:
+@contextmanager
+def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Let GPUs round the factors of products or not, and give the settings back as they were."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    settings = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = settings
+
+
+def mixed_precision(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Give the context for a model's forward pass."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def _batches(num_rows: int, training: LocalTraining, seed: Tensor) -> Iterator[Tensor]:
     """Shuffled mini-batches, pass after pass, until the asked epochs or steps are done."""
-    num_steps, num_passes = 0, 0
-    while training.epochs is None or num_passes < training.epochs:
-        order = torch.randperm(num_rows, generator=generator)
-        batches = list(torch.split(order, training.batch_size))
-        if len(batches) > 1 and len(batches[-1]) == 1 < training.batch_size:
-            batches[-2:] = [torch.cat(batches[-2:])]
-        for rows in batches:
-            if training.steps is not None and num_steps == training.steps:
-                return
-            yield rows
-            num_steps += 1
-        num_passes += 1
+    sizes = torch.tensor([num_rows], device=seed.device)
+    num_batches = training.batches_per_pass(num_rows)
+    for step in range(training.num_steps(num_rows)):
+        this_pass, batch = divmod(step, num_batches)
+        if batch == 0:
+            order = permutations(seed[None], sizes, [this_pass], num_rows)[0, 0]
+        start = batch * training.batch_size
+        end = start + training.batch_size if batch < num_batches - 1 else num_rows
+        yield order[start:end]
 
 
-def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Measure, seed: int) -> Tensor:
+def _gradient(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, seed: int) -> Tensor:
     """Compute the gradient of the mean loss over all examples, in evaluation mode."""
     model.eval()
     model.zero_grad()
     with _lent_randomness(seed, x.device):
         for inputs, targets in _evaluation_batches(x, y):
-            part: Tensor = loss(model(inputs), targets) * (len(inputs) / len(x))
+            with mixed_precision(training.precision, x.device):
+                mean: Tensor = training.loss(model(inputs), targets)
+            part = mean * (len(inputs) / len(x))
             part.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in _trainable(model)]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trainable(model)]
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
     return torch.cat([_real(gradient.detach()).reshape(-1) for gradient in dense])
 
@@ -359,7 +401,7 @@ def _evaluation_batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]
     return zip(torch.split(x, size), torch.split(y, size), strict=True)
 
 
-def _trainable(model: nn.Module) -> Iterator[nn.Parameter]:
+def trainable(model: nn.Module) -> Iterator[nn.Parameter]:
     return (param for param in model.parameters() if param.requires_grad)
 
 
@@ -368,12 +410,14 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _tensors(data: Examples, model: nn.Module) -> tuple[Tensor, Tensor]:
+def tensors(data: Examples, model: nn.Module) -> tuple[Tensor, Tensor]:
     """Bring examples to the model's device, floating ones also to its precision."""
     param = next(model.parameters())
     precision = param.dtype if param.is_floating_point() else None
 
-    def tensor(array: NDArray[Any]) -> Tensor:
+    def tensor(array: NDArray[Any] | Tensor) -> Tensor:
+        if isinstance(array, Tensor):  # prepared before
+            return array
         # A copy where the array is read-only: torch warns that it could be written to.
         own = array if array.flags.writeable else array.copy()
         dtype = precision if np.issubdtype(own.dtype, np.floating) else None

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from array_api_compat import array_namespace
 
 from fedbranch.core.geometry import Array, to_numpy
-from fedbranch.messages import Reply
+from fedbranch.messages import Reply, stacked
 from fedbranch.rules import Decision, Evidence, Rule, Verdict
 from fedbranch.tree import Node, Vector
 
@@ -76,14 +76,14 @@ def examine(
     weights = _frozen(
         np.array([reply.weight if weighting == "examples" else 1.0 for reply in ordered])
     )
-    compared = _frozen(np.stack([reply.compared for reply in ordered]))
+    compared = _frozen(stacked(ordered, "compared"))
     evidence = Evidence(
         node_id=node.id,
         round=round,
         client_ids=client_ids,
         updates=compared,
         weights=weights,
-        mean_update=_aggregated(aggregate, compared, weights),
+        mean_update=_beside(compared, mean := _aggregated(aggregate, compared, weights)),
         num_members=num_members,
         rounds_trained=node.version,
         rounds_held=rounds_held,
@@ -93,13 +93,12 @@ def examine(
     _check_decision(decision, evidence, rule)
     if decision.verdict != "train":
         return Outcome(decision)
-    vectors = _frozen(np.stack([reply.vector for reply in ordered]))
-    buffers = _frozen(np.stack([reply.buffers for reply in ordered]))
-    return Outcome(
-        decision,
-        params_step=_aggregated(aggregate, vectors, weights),
-        buffers_step=_aggregated(aggregate, buffers, weights) if node.buffers.size else None,
-    )
+    if any(reply.rows.vector is not reply.rows.compared for reply in ordered):
+        mean = _aggregated(aggregate, _frozen(stacked(ordered, "vector")), weights)
+    buffers_step = None
+    if node.buffers.size:
+        buffers_step = _aggregated(aggregate, _frozen(stacked(ordered, "buffers")), weights)
+    return Outcome(decision, params_step=mean, buffers_step=buffers_step)
 
 
 def _aggregated(aggregate: Aggregate, updates: Array, weights: Array) -> Vector:
@@ -113,6 +112,14 @@ def _aggregated(aggregate: Aggregate, updates: Array, weights: Array) -> Vector:
     if not np.isfinite(step).all():
         raise ValueError("the aggregate returned NaN or infinity for finite updates")
     return np.array(step, dtype=np.float32)
+
+
+def _beside(updates: Array, vector: Vector) -> Array:
+    """Bring a vector to where the updates are."""
+    if isinstance(updates, np.ndarray):
+        return vector
+    there: Array = array_namespace(updates).asarray(vector, device=updates.device)
+    return there
 
 
 def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
@@ -142,7 +149,12 @@ def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
     )
 
 
-def _frozen(array: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Let users' functions read an array but not sort or scale it in place."""
-    array.flags.writeable = False
+def _frozen(array: Array) -> Array:
+    """Let users' functions read an array but not sort or scale it in place.
+
+    Tensors of other libraries cannot be locked.
+    """
+    if isinstance(array, np.ndarray):
+        array = array.view()
+        array.flags.writeable = False
     return array

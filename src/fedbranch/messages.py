@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from fedbranch.checkpoint import JSON, Tensors
 from fedbranch.core.geometry import Array, to_numpy
@@ -17,17 +18,25 @@ from fedbranch.errors import InvalidUpdate
 from fedbranch.tree import Vector
 
 __all__ = [
+    "Expected",
     "Reply",
     "Task",
     "Update",
+    "UpdateBatch",
+    "check_batch",
     "check_update",
     "checked_ids",
     "replies_from_state",
     "replies_to_state",
+    "stacked",
 ]
 
 # No sane update comes near this; sums of such numbers would leave float32.
 LARGEST_ENTRY = 1e30
+
+_NOT_FINITE = "contains NaN or infinity; lower the learning rate"
+_TOO_LARGE = f"has entries beyond {LARGEST_ENTRY:g}; training diverged"
+_IS_ZERO = "is zero: the client did not train"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,24 +93,114 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reply:
-    """An update that passed all checks, as the server keeps it."""
+class UpdateBatch:
+    """The replies of many clients, one row each, in arrays of any library on any device.
 
-    vector: Vector
-    compared: Vector
-    buffers: Vector
+    The server computes with them where they are; only what it keeps goes to the host. They
+    must not be changed afterwards.
+
+    Attributes
+    ----------
+    client_ids
+        Who replies, each once.
+    vectors, buffers, signals
+        Shape (num_clients, length): as in :class:`Update`, all of one library and device.
+    num_examples, metrics, bases
+        One for each client, as in :class:`Update`.
+    """
+
+    client_ids: Sequence[str]
+    vectors: Array
+    num_examples: Sequence[float]
+    bases: Sequence[str]
+    metrics: Sequence[Mapping[str, float]]
+    buffers: Array | None = None
+    signals: Array | None = None
+
+    def __post_init__(self) -> None:
+        checked_ids(self.client_ids)
+        for name in ("vectors", "num_examples", "bases", "metrics", "buffers", "signals"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.client_ids):
+                raise ValueError(
+                    f"{name} has {len(column)} rows for {len(self.client_ids)} clients; "
+                    "give one row for each"
+                )
+
+    def __len__(self) -> int:
+        return len(self.client_ids)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Numbers that passed all checks, of one client or of many: one row each."""
+
+    vector: Array
+    compared: Array
+    buffers: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reply:
+    """An update that passed all checks, as the server keeps it: a row among others."""
+
+    rows: Rows
+    row: int
     weight: float
     metrics: Mapping[str, float | None]
 
+    @property
+    def compared(self) -> Vector:
+        """What is compared, for keeping: on the host, in memory of its own."""
+        return np.array(to_numpy(self.rows.compared[self.row]), dtype=np.float32)
 
-def check_update(
-    update: Update,
-    *,
-    num_params: int,
-    num_buffers: int,
-    compares_signal: bool,
-    max_examples: float,
-) -> Reply:
+
+Column = Literal["vector", "compared", "buffers"]
+
+
+def stacked(replies: Sequence[Reply], column: Column) -> Array:
+    """Put replies on top of each other: shape (num_replies, length).
+
+    They stay where they are. Replies of several rounds may be in several places; they go to
+    where the last one is.
+    """
+    sources = {id(reply.rows): getattr(reply.rows, column) for reply in replies}
+    if len(sources) == 1:
+        (whole,) = sources.values()
+        rows = [reply.row for reply in replies]
+        return whole if rows == list(range(whole.shape[0])) else _taken(whole, rows)
+    target = getattr(replies[-1].rows, column)
+    xp = array_namespace(target)
+    place = {} if isinstance(target, np.ndarray) else {"device": target.device}
+    parts = [getattr(reply.rows, column)[reply.row][None, :] for reply in replies]
+    together: Array = xp.concat(
+        [xp.asarray(_like(part, target), dtype=target.dtype, **place) for part in parts]
+    )
+    return together
+
+
+def _like(part: Array, target: Array) -> Array:
+    return part if isinstance(part, type(target)) else to_numpy(part)
+
+
+def _taken(whole: Array, rows: Sequence[int]) -> Array:
+    xp = array_namespace(whole)
+    place = {} if isinstance(whole, np.ndarray) else {"device": whole.device}
+    taken: Array = xp.take(whole, xp.asarray(rows, **place), axis=0)
+    return taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What every reply must fit."""
+
+    num_params: int
+    num_buffers: int
+    compares_signal: bool
+    max_examples: float
+
+
+def check_update(update: Update, expected: Expected) -> Reply:
     """Check everything about an update that can be checked without knowing its sender.
 
     Raises
@@ -109,38 +208,122 @@ def check_update(
     InvalidUpdate
         Saying what is wrong, with the value.
     """
-    vector = _checked_vector(update.vector, num_params, "update")
+    vector = _checked_vector(update.vector, expected.num_params, "update")
     compared = vector
-    if compares_signal:
+    if expected.compares_signal:
         if update.signal is None:
             raise InvalidUpdate("the reply carries no signal, which this server compares")
-        compared = _checked_vector(update.signal, num_params, "signal")
+        compared = _checked_vector(update.signal, expected.num_params, "signal")
     for name, sent in [("update", vector), ("signal", compared)]:
         if not sent.any():
-            raise InvalidUpdate(f"the {name} is zero: the client did not train")
+            raise InvalidUpdate(f"the {name} {_IS_ZERO}")
     if update.buffers is not None:
-        buffers = _checked_vector(update.buffers, num_buffers, "buffers")
-    elif num_buffers:
-        raise InvalidUpdate(f"the reply lacks the {num_buffers} buffers")
+        buffers = _checked_vector(update.buffers, expected.num_buffers, "buffers")
+    elif expected.num_buffers:
+        raise InvalidUpdate(f"the reply lacks the {expected.num_buffers} buffers")
     else:
         buffers = np.zeros(0, dtype=np.float32)
-    weight = _as_float(update.num_examples)
+    matrix = vector[None, :]
+    rows = Rows(
+        vector=matrix,
+        compared=compared[None, :] if expected.compares_signal else matrix,
+        buffers=buffers[None, :],
+    )
+    return _reply(rows, 0, update.num_examples, update.metrics, expected.max_examples)
+
+
+def check_batch(
+    batch: UpdateBatch, expected: Expected
+) -> tuple[dict[str, tuple[str, Reply]], dict[str, str]]:
+    """Do for many updates what :func:`check_update` does for one.
+
+    Returns
+    -------
+    tuple
+        Client id -> base and reply of the usable ones, and client id -> why of the others;
+        both sorted by id.
+
+    Raises
+    ------
+    ValueError
+        If the batch as a whole does not fit the model.
+    """
+    buffers = batch.buffers
+    if buffers is None:
+        buffers = array_namespace(batch.vectors).zeros_like(batch.vectors[:, :0])
+    columns = {
+        "update": (batch.vectors, expected.num_params),
+        "buffers": (buffers, expected.num_buffers),
+    }
+    if expected.compares_signal:
+        if batch.signals is None:
+            raise ValueError("the batch carries no signals, which this server compares")
+        columns["signal"] = (batch.signals, expected.num_params)
+    problems: dict[int, str] = {}  # row -> why it cannot be used
+    for name, (column, length) in columns.items():
+        _check_column(name, column, (len(batch), length))
+        if length:
+            problems = _column_problems(name, column) | problems
+    compared = columns["signal"][0] if expected.compares_signal else batch.vectors
+    rows = Rows(vector=batch.vectors, compared=compared, buffers=buffers)
+    usable: dict[str, tuple[str, Reply]] = {}
+    refused: dict[str, str] = {}
+    for client_id, row in sorted(zip(batch.client_ids, range(len(batch)), strict=True)):
+        try:
+            if row in problems:
+                raise InvalidUpdate(problems[row])
+            reply = _reply(
+                rows, row, batch.num_examples[row], batch.metrics[row], expected.max_examples
+            )
+            usable[client_id] = (batch.bases[row], reply)
+        except InvalidUpdate as error:
+            refused[client_id] = str(error)
+    return usable, refused
+
+
+def _check_column(name: str, column: Array, shape: tuple[int, int]) -> None:
+    if tuple(column.shape) != shape or str(column.dtype).split(".")[-1] != "float32":
+        raise ValueError(
+            f"the {name} column has shape {tuple(column.shape)} and dtype {column.dtype}; "
+            f"send {shape} in float32"
+        )
+
+
+def _column_problems(name: str, column: Array) -> dict[int, str]:
+    """Find the rows that cannot be used."""
+    xp = array_namespace(column)
+    largest = to_numpy(xp.maximum(xp.max(column, axis=1), -xp.min(column, axis=1)))
+    found: dict[int, str] = {}
+    for problem, is_so in [
+        (_IS_ZERO, (largest == 0) & (name != "buffers")),
+        (_TOO_LARGE, largest > LARGEST_ENTRY),
+        (_NOT_FINITE, ~np.isfinite(largest)),
+    ]:
+        found |= {int(row): f"the {name} {problem}" for row in np.flatnonzero(is_so)}
+    return found
+
+
+def _reply(
+    rows: Rows, row: int, num_examples: object, metrics: object, max_examples: float
+) -> Reply:
+    """Check the numbers that come beside the vectors."""
+    weight = _as_float(num_examples)
     if weight is None or not 0 < weight <= max_examples:
         raise InvalidUpdate(
-            f"num_examples is {_shortened(update.num_examples)}; it must be a number above 0 and "
+            f"num_examples is {_shortened(num_examples)}; it must be a number above 0 and "
             f"at most {max_examples:g}"
         )
-    if not isinstance(update.metrics, Mapping):
-        raise InvalidUpdate(f"metrics are {_shortened(update.metrics)}; send numbers by name")
-    metrics = {}
-    for name, value in update.metrics.items():
+    if not isinstance(metrics, Mapping):
+        raise InvalidUpdate(f"metrics are {_shortened(metrics)}; send numbers by name")
+    checked = {}
+    for name, value in metrics.items():
         number = _as_float(value)
         if not isinstance(name, str) or number is None:
             raise InvalidUpdate(
                 f"the metric {_shortened(name)} is {_shortened(value)}; send numbers by name"
             )
-        metrics[name] = number if math.isfinite(number) else None
-    return Reply(vector=vector, compared=compared, buffers=buffers, weight=weight, metrics=metrics)
+        checked[name] = number if math.isfinite(number) else None
+    return Reply(rows=rows, row=row, weight=weight, metrics=checked)
 
 
 def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
@@ -149,22 +332,23 @@ def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
     state = {i: {"weight": r.weight, "metrics": r.metrics} for i, r in ordered.items()}
     if not ordered:
         return state, {}
-    return state, {
-        name: np.stack([getattr(reply, name) for reply in ordered.values()])
-        for name in ("vector", "compared", "buffers")
-    }
+    columns: tuple[Column, ...] = ("vector", "compared", "buffers")
+    replied = list(ordered.values())
+    return state, {name: to_numpy(stacked(replied, name)) for name in columns}
 
 
 def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
     """Rebuild replies from what :func:`replies_to_state` gave."""
+    if not state:
+        return {}
+    vector, compared = tensors["vector"], tensors["compared"]
+    rows = Rows(
+        vector=vector,
+        compared=vector if np.array_equal(vector, compared) else compared,
+        buffers=tensors["buffers"],
+    )
     return {
-        client_id: Reply(
-            vector=tensors["vector"][row],
-            compared=tensors["compared"][row],
-            buffers=tensors["buffers"][row],
-            weight=entry["weight"],
-            metrics=entry["metrics"],
-        )
+        client_id: Reply(rows=rows, row=row, weight=entry["weight"], metrics=entry["metrics"])
         for row, (client_id, entry) in enumerate(sorted(state.items()))
     }
 
@@ -199,14 +383,16 @@ def _checked_vector(array: Array, length: int, name: str) -> Vector:
     with np.errstate(over="ignore"):
         vector = np.array(original, dtype=np.float32)
     if not np.isfinite(vector).all():
-        raise InvalidUpdate(f"the {name} contains NaN or infinity; lower the learning rate")
+        raise InvalidUpdate(f"the {name} {_NOT_FINITE}")
     if length and float(np.abs(vector).max()) > LARGEST_ENTRY:
-        raise InvalidUpdate(f"the {name} has entries beyond {LARGEST_ENTRY:g}; training diverged")
+        raise InvalidUpdate(f"the {name} {_TOO_LARGE}")
     return vector
 
 
 def _as_float(value: object) -> float | None:
     """Give a number as a float, and None for what is not a number."""
+    if type(value) is float:  # nearly always, and the other question takes long
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:

@@ -47,11 +47,16 @@ class Round:
     """A round as it stands in the history: what happened, and how good the models then were."""
 
     record: RoundRecord
+    num_visits: int = 0  # examples that the clients saw in training, each as often as it was seen
     evaluation: Evaluation = field(default_factory=dict)
 
     def to_json(self) -> JSON:
         """Give the round as one line of the history."""
-        return {**self.record.to_json(), "evaluation": self.evaluation}
+        return {
+            **self.record.to_json(),
+            "num_visits": self.num_visits,
+            "evaluation": self.evaluation,
+        }
 
     @classmethod
     def from_json(cls, line: JSON) -> Round:
@@ -59,7 +64,11 @@ class Round:
         evaluation = {
             client_id: dict(metrics.items()) for client_id, metrics in line["evaluation"].items()
         }
-        return cls(record=RoundRecord.from_json(line), evaluation=evaluation)
+        return cls(
+            record=RoundRecord.from_json(line),
+            num_visits=line["num_visits"],
+            evaluation=evaluation,
+        )
 
 
 class RunFolder:

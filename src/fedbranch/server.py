@@ -25,9 +25,12 @@ from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Outcome, Weighting, examine
 from fedbranch.messages import (
+    Expected,
     Reply,
     Task,
     Update,
+    UpdateBatch,
+    check_batch,
     check_update,
     checked_ids,
     replies_from_state,
@@ -146,29 +149,39 @@ class Server:
             holding cluster gets none.
         """
         tasks = {}
+        task_at: dict[int, Task] = {}  # all clients at a node have the same task
         for client_id in checked_ids(client_ids):
             if client_id not in self.tree:
                 self._place_newcomer(client_id, self.tree.root.id)
-            node = self.tree[self.tree.position(client_id)]
-            if client_id in self._collected.get(node.id, {}):
+            node_id = self.tree.position(client_id)
+            if client_id in self._collected.get(node_id, {}):
                 continue
-            self._asked[client_id] = node.base
-            tasks[client_id] = Task(
-                node_id=node.id,
-                params=read_only(node.params),
-                buffers=read_only(node.buffers),
-                base=node.base,
-                purpose="train" if node.is_leaf else "route",
-            )
+            task = task_at.get(node_id)
+            if task is None:
+                task = task_at[node_id] = self._task(node_id)
+            self._asked[client_id] = task.base
+            tasks[client_id] = task
         return tasks
 
-    def step(self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]]) -> RoundRecord:
+    def _task(self, node_id: int) -> Task:
+        node = self.tree[node_id]
+        return Task(
+            node_id=node.id,
+            params=read_only(node.params),
+            buffers=read_only(node.buffers),
+            base=node.base,
+            purpose="train" if node.is_leaf else "route",
+        )
+
+    def step(
+        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
+    ) -> RoundRecord:
         """Take the clients' replies: train, route and split.
 
         Parameters
         ----------
         updates
-            Client id -> update, or pairs of them in any order.
+            Client id -> update, or pairs of them in any order; or all of them as one batch.
 
         Returns
         -------
@@ -219,24 +232,40 @@ class Server:
         return record
 
     def _accept(
-        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]]
+        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
     ) -> tuple[dict[str, str], dict[str, Reply]]:
         """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
-        pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
-        count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
+        expected = Expected(
+            num_params=self.tree.num_params,
+            num_buffers=self.tree.num_buffers,
+            compares_signal=self.compare == "signal",
+            max_examples=self.max_examples,
+        )
         refused: dict[str, str] = {}
         replies: dict[str, Reply] = {}
+        if isinstance(updates, UpdateBatch):
+            usable, refused = check_batch(updates, expected)
+            for client_id, (base, reply) in usable.items():
+                try:
+                    self._check_sender(client_id)
+                    self._check_base(client_id, base)
+                    replies[client_id] = reply
+                except InvalidUpdate as error:
+                    refused[client_id] = str(error)
+            return refused, replies
+        pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
+        count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
         for client_id, update in sorted(pairs, key=lambda pair: str(pair[0])):
             try:
-                self._check_sender(client_id, count)
-                self._check_base(client_id, update)
-                replies[client_id] = check_update(
-                    update,
-                    num_params=self.tree.num_params,
-                    num_buffers=self.tree.num_buffers,
-                    compares_signal=self.compare == "signal",
-                    max_examples=self.max_examples,
-                )
+                self._check_sender(client_id)
+                if count[client_id] > 1:
+                    raise InvalidUpdate(
+                        f"answered {count[client_id]} times in one round; none of it is used"
+                    )
+                if not isinstance(update, Update):
+                    raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
+                self._check_base(client_id, update.base)
+                replies[client_id] = check_update(update, expected)
             except InvalidUpdate as error:
                 refused[str(client_id)] = str(error)
             except Exception as error:
@@ -245,21 +274,16 @@ class Server:
                 refused[str(client_id)] = f"the reply cannot be read: {error!r}"
         return refused, replies
 
-    def _check_sender(self, client_id: str, count: Mapping[str, int]) -> None:
+    def _check_sender(self, client_id: str) -> None:
         if not isinstance(client_id, str):
             raise InvalidUpdate(f"unknown client: its id is a {type(client_id).__name__}")
-        if count[client_id] > 1:
-            raise InvalidUpdate(
-                f"answered {count[client_id]} times in one round; none of it is used"
-            )
         if client_id not in self.tree:
             raise InvalidUpdate("unknown client: it never joined or has left")
 
-    def _check_base(self, client_id: str, update: Update) -> None:
+    def _check_base(self, client_id: str, base: str | None) -> None:
         """Refuse a reply that does not answer what the client's position asks for now."""
-        if not isinstance(update, Update):
-            raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
-        base = self._asked.get(client_id) if update.base is None else update.base
+        if base is None:
+            base = self._asked.get(client_id)
         if base is None:
             raise InvalidUpdate("no task was planned for this client in this round")
         node = self.tree[self.tree.position(client_id)]

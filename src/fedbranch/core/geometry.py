@@ -171,7 +171,7 @@ def weighted_mean(updates: Array, weights: Array) -> Array:
     shares = shares / xp.sum(shares)
     blocks = [
         xp.sum(xp.astype(updates[:, block], xp.float64) * shares[:, None], axis=0)
-        for block in _column_blocks(updates.shape[1])
+        for block in _column_blocks(updates.shape[1], _columns_at_hand(updates))
     ]
     mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
     return mean
@@ -197,9 +197,18 @@ def _checked_namespace(updates: Array, name: str):  # type: ignore[no-untyped-de
     return xp
 
 
-def _column_blocks(dim: int) -> Iterator[slice]:
-    for start in range(0, dim, BLOCK):
-        yield slice(start, min(start + BLOCK, dim))
+def _column_blocks(dim: int, width: int = BLOCK) -> Iterator[slice]:
+    for start in range(0, dim, width):
+        yield slice(start, min(start + width, dim))
+
+
+def _columns_at_hand(updates: Array) -> int:
+    """Choose how many columns to widen to float64 at once.
+
+    On the CPU what fits into the cache; elsewhere, where every operation is a launch, more.
+    """
+    entries = 2**16 if isinstance(updates, np.ndarray) else 2**26
+    return max(1, entries // max(1, updates.shape[0]))
 
 
 class _Lengths(NamedTuple):
@@ -227,7 +236,7 @@ def _largest_entries(updates: Array) -> Array:
 def _scaled_norms(updates: Array, largest: Array) -> Array:
     xp = array_namespace(updates)
     squares = xp.zeros(updates.shape[0], dtype=xp.float64, device=device(updates))
-    for block in _column_blocks(updates.shape[1]):
+    for block in _column_blocks(updates.shape[1], _columns_at_hand(updates)):
         wide = xp.astype(updates[:, block], xp.float64) / largest[:, None]
         squares = squares + xp.sum(wide * wide, axis=1)
     scaled: Array = xp.sqrt(squares)

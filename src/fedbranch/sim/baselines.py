@@ -15,12 +15,13 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from fedbranch.client import ModelState, stream_seed
+from fedbranch.client import ModelState
 from fedbranch.data import ClientData
+from fedbranch.randomness import stream_seed
 from fedbranch.rules import NeverSplit
 from fedbranch.server import Server
-from fedbranch.sim.engine import Run, Settings, simulate
 from fedbranch.sim.population import Population
+from fedbranch.sim.simulation import Run, Settings, simulate
 
 __all__ = ["fedavg", "ifca", "local", "oracle"]
 
@@ -108,9 +109,7 @@ def ifca(
     def choose(server: Server, population: Population, client_ids: list[str]) -> None:
         losses: dict[str, dict[int, float]] = {client_id: {} for client_id in client_ids}
         for leaf in server.tree.leaves:
-            population.load(leaf)
-            for client_id in client_ids:
-                loss = population.training_loss(client_id)
+            for client_id, loss in population.training_losses(leaf, client_ids).items():
                 # A model that has diverged is nobody's choice.
                 losses[client_id][leaf.id] = loss if math.isfinite(loss) else math.inf
         for client_id, by_leaf in losses.items():

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedbranch.checkpoint import JSON
-from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, stream_seed
-from fedbranch.data import ClientData, Examples
-from fedbranch.errors import ClientFailed
-from fedbranch.messages import Task, Update
+from fedbranch.client import LocalTraining, ModelState
+from fedbranch.data import ClientData
+from fedbranch.messages import Task, Update, UpdateBatch
+from fedbranch.randomness import stream_seed
 from fedbranch.server import Server
+from fedbranch.sim.engines import EngineName, start_engine
 from fedbranch.tree import Node, ParameterTree
 
 __all__ = ["Population", "chosen_device"]
 
 
 class Population:
-    """All clients of a simulation, with one model that they take turns in.
+    """All clients of a simulation, and the engine that trains them.
 
     Parameters
     ----------
@@ -37,6 +39,8 @@ class Population:
         All randomness follows from it, the round and the client.
     device
         Where they train; see :func:`fedbranch.simulate`.
+    engine, num_workers
+        What trains them; see :func:`fedbranch.simulate`.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class Population:
         *,
         seed: int,
         device: str,
+        engine: EngineName = "auto",
+        num_workers: int | None = None,
     ) -> None:
         if not isinstance(clients, Mapping):
             raise TypeError(
@@ -65,6 +71,16 @@ class Population:
         self.seed = seed
         self.model = copy.deepcopy(model).to(chosen_device(device))
         self.initial = ModelState.of(self.model)
+        self.engine, self.engine_choice = start_engine(
+            engine, self.model, self.initial, self.clients, training, num_workers=num_workers
+        )
+        self._coming: dict[int, list[str]] = defaultdict(list)  # round -> who joins
+        self._going: dict[int, list[str]] = defaultdict(list)
+        for client_id, client in self.clients.items():
+            self._coming[client.joins].append(client_id)
+            if client.leaves is not None:
+                self._going[client.leaves].append(client_id)
+        self._present: list[str] | None = None  # as of the round gathered last
 
     def gather(
         self,
@@ -79,58 +95,66 @@ class Population:
         Clients that a holding cluster waits for are drawn first. Newcomers stand at their
         home node, or at the root.
         """
-        here = {i for i, client in self.clients.items() if client.takes_part(this_round)}
-        server.remove([client_id for client_id in server.tree.client_ids if client_id not in here])
-        present = sorted(here)
-        for client_id in present:
-            if client_id not in server.tree:
-                server.join([client_id], home.get(client_id, server.tree.root.id))
+        present = self._those_present(this_round, server, home)
         num_asked = max(1, round(participation * len(present)))
         if num_asked >= len(present):
             return present
         rng = np.random.default_rng(stream_seed(self.seed, this_round))
-        shuffled = [present[row] for row in rng.permutation(len(present))]
+        order = rng.permutation(len(present))
         awaited = set(server.awaited)
-        shuffled.sort(key=lambda client_id: client_id not in awaited)  # stable
-        return sorted(shuffled[:num_asked])
+        if awaited:
+            is_awaited = np.fromiter((i in awaited for i in present), bool, len(present))
+            order = order[np.argsort(~is_awaited[order], kind="stable")]
+        return sorted(present[row] for row in order[:num_asked])
 
-    def updates(self, tasks: Mapping[str, Task], this_round: int) -> dict[str, Update]:
+    def _those_present(self, this_round: int, server: Server, home: Mapping[str, int]) -> list[str]:
+        """Let clients leave and join; whoever stays costs nothing."""
+        if self._present is None:  # at the start, or after a resume in the middle of a run
+            here = [i for i, client in self.clients.items() if client.takes_part(this_round)]
+            gone = sorted(set(server.tree.client_ids) - set(here))
+            new = [client_id for client_id in here if client_id not in server.tree]
+            self._present = here
+        else:
+            gone, new = self._going[this_round], self._coming[this_round]
+            if gone or new:
+                self._present = sorted(set(self._present) - set(gone) | set(new))
+        server.remove(gone)
+        for client_id in new:
+            server.join([client_id], home.get(client_id, server.tree.root.id))
+        return self._present
+
+    def updates(
+        self, tasks: Mapping[str, Task], this_round: int
+    ) -> UpdateBatch | Mapping[str, Update]:
         """Let every client with a task train."""
-        updates = {}
-        for client_id, task in tasks.items():
-            data = self.clients[client_id].train
-            seed = stream_seed(self.seed, this_round, client_id)
-            with _naming(client_id, data, "trained"):
-                updates[client_id] = local_update(
-                    self.model, self.initial, task, data, self.training, seed=seed
-                )
-        return updates
+        seeds = {i: stream_seed(self.seed, this_round, i) for i in tasks}
+        return self.engine.updates(tasks, seeds) if tasks else {}
+
+    def num_visits(self, client_ids: Iterable[str]) -> int:
+        """Count the examples that these clients see when they train."""
+        return sum(self.training.num_visits(len(self.clients[i].train.x)) for i in client_ids)
 
     def evaluation(self, tree: ParameterTree) -> dict[str, dict[str, float | None]]:
         """Measure every client on its held-out data, under the model of its position."""
-        evaluation: dict[str, dict[str, float | None]] = {}
-        for node in tree:
-            self.load(node)
-            for client_id in tree.members(node.id):
-                test = self.clients[client_id].test
-                if test is None:
-                    continue
-                with _naming(client_id, test, "evaluated"):
-                    measured = evaluate(self.model, test, self.training)
-                evaluation[client_id] = {
-                    name: value if np.isfinite(value) else None for name, value in measured.items()
-                }
-        return dict(sorted(evaluation.items()))
+        at = {i: tree[tree.position(i)] for i in tree.client_ids}
+        measured = self.engine.measure(at, "test") if at else {}
+        return {
+            client_id: {n: v if math.isfinite(v) else None for n, v in measured[client_id].items()}
+            for client_id in sorted(measured)
+        }
 
-    def training_loss(self, client_id: str) -> float:
-        """Measure the model as it is now on a client's training data."""
-        data = self.clients[client_id].train
-        with _naming(client_id, data, "evaluated"):
-            return evaluate(self.model, data, self.training)["loss"]
+    def training_losses(self, node: Node, client_ids: Iterable[str]) -> dict[str, float]:
+        """Measure the model at a tree node on clients' training data."""
+        measured = self.engine.measure(dict.fromkeys(client_ids, node), "train")
+        return {client_id: values["loss"] for client_id, values in measured.items()}
 
     def load(self, node: Node) -> None:
         """Give the model the parameters of a tree node."""
         self.initial.moved_by(node.params, node.buffers).load_into(self.model)
+
+    def close(self) -> None:
+        """End everything that runs beside this process."""
+        self.engine.close()
 
     def model_at(self, node: Node) -> nn.Module:
         """Give a copy of the model at a tree node, in evaluation mode."""
@@ -164,19 +188,6 @@ def chosen_device(device: str) -> torch.device:
     if device != "auto":
         return torch.device(device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@contextmanager
-def _naming(client_id: str, data: Examples, what: str) -> Iterator[None]:
-    """Say whose model or data raised, and what they were."""
-    try:
-        yield
-    except Exception as error:
-        x, y = data
-        raise ClientFailed(
-            f"client {client_id!r} could not be {what}: {error}; its inputs are {x.dtype} of shape "
-            f"{x.shape}, its targets {y.dtype} of shape {y.shape}"
-        ) from error
 
 
 def _digest(client: ClientData) -> str:

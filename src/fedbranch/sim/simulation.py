@@ -1,8 +1,9 @@
-"""The plain engine: one client after the other, every round, until all rounds are done."""
+"""A simulation: the server and the simulated clients, round after round."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,13 @@ from fedbranch.examination import Aggregate, Weighting
 from fedbranch.rules import Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.server import Server
+from fedbranch.sim.engines import EngineChoice, EngineName
 from fedbranch.sim.population import Population
 from fedbranch.tree import ParameterTree
 
 __all__ = ["Run", "Settings", "simulate"]
+
+log = logging.getLogger("fedbranch")
 
 
 class Settings(TypedDict, total=False):
@@ -40,6 +44,8 @@ class Settings(TypedDict, total=False):
     resume: bool
     about: JSON | None
     device: str
+    engine: EngineName
+    num_workers: int | None
     on_round: Callable[[Round], None] | None
 
 
@@ -65,6 +71,11 @@ class Run:
     def __repr__(self) -> str:
         sizes = " + ".join(str(len(ids)) for ids in self.clusters.values())
         return f"<Run: {len(self.history)} rounds, clusters of {sizes} clients, path {self.path}>"
+
+    @property
+    def engine(self) -> EngineChoice:
+        """What trained the clients, and why."""
+        return self._population.engine_choice
 
     @property
     def tree(self) -> ParameterTree:
@@ -117,6 +128,8 @@ def simulate(
     resume: bool = False,
     about: JSON | None = None,
     device: str = "auto",
+    engine: EngineName = "auto",
+    num_workers: int | None = None,
     on_round: Callable[[Round], None] | None = None,
     method: str = "cfl",
     start: Callable[[Server], Mapping[str, int]] | None = None,
@@ -155,6 +168,13 @@ def simulate(
         Anything to remember in ``run.json``.
     device
         ``"auto"``: a GPU if there is one. Otherwise a name that torch knows.
+    engine
+        What trains the clients: ``"vectorised"``, all at once as one stack of models;
+        ``"workers"``, in processes on the CPU; ``"reference"``, one after the other;
+        ``"auto"``, the fastest by a rule that depends on the model, the batch size and the
+        device only. What cannot do it falls back to the next; see ``run.engine``.
+    num_workers
+        For the workers; by default one for each core. It changes no bit of the result.
     on_round
         Called after every round, also with the rounds that a resumed run has behind it.
     method
@@ -171,7 +191,16 @@ def simulate(
     """
     _check_settings(rounds, participation, evaluate_every, checkpoint_every)
     training = training if training is not None else LocalTraining(epochs=3)
-    population = Population(model, clients, training, seed=seed, device=device)
+    population = Population(
+        model,
+        clients,
+        training,
+        seed=seed,
+        device=device,
+        engine=_engine_of(folder, engine) if resume else engine,
+        num_workers=num_workers,
+    )
+    log.info("engine: %s (%s)", population.engine_choice.name, population.engine_choice.reason)
     server = Server(
         population.initial.params.numel(),
         num_buffers=population.initial.buffers.numel(),
@@ -191,6 +220,8 @@ def simulate(
             "weighting": weighting,
             "evaluate_every": evaluate_every,
             "rule": rule_to_state(rule),
+            "engine": population.engine_choice.name,
+            "engine_reason": population.engine_choice.reason,
             "about": about,
             **population.describe(),
         }
@@ -203,23 +234,29 @@ def simulate(
         if on_round is not None:
             on_round(entry)
 
-    while server.round < rounds:
-        number = server.round + 1
-        asked = population.gather(server, number, participation=participation, home=home)
-        if before_round is not None:
-            before_round(server, population, asked)
-        record = server.step(population.updates(server.plan(asked), number))
-        is_due = number % evaluate_every == 0 or number == rounds
-        entry = Round(
-            record=record, evaluation=population.evaluation(server.tree) if is_due else {}
-        )
-        history.append(entry)
-        if run_folder is not None:
-            run_folder.append(entry)
-            if number % checkpoint_every == 0 or number == rounds:
-                run_folder.save_server(server)
-        if on_round is not None:
-            on_round(entry)
+    try:
+        while server.round < rounds:
+            number = server.round + 1
+            asked = population.gather(server, number, participation=participation, home=home)
+            if before_round is not None:
+                before_round(server, population, asked)
+            tasks = server.plan(asked)
+            record = server.step(population.updates(tasks, number))
+            is_due = number % evaluate_every == 0 or number == rounds
+            entry = Round(
+                record=record,
+                num_visits=population.num_visits(tasks),
+                evaluation=population.evaluation(server.tree) if is_due else {},
+            )
+            history.append(entry)
+            if run_folder is not None:
+                run_folder.append(entry)
+                if number % checkpoint_every == 0 or number == rounds:
+                    run_folder.save_server(server)
+            if on_round is not None:
+                on_round(entry)
+    finally:
+        population.close()
 
     run = Run(server, history, None if run_folder is None else run_folder.path, population)
     if run_folder is not None:
@@ -240,6 +277,7 @@ def _open_folder(path: Path, description: JSON, resume: bool) -> RunFolder:
     run_folder = RunFolder(path)
     run_folder.clear_leftovers()
     as_saved: JSON = json.loads(json.dumps(description))
+    del as_saved["engine_reason"]  # that it was chosen before is another reason
     for name, value in as_saved.items():
         if run_folder.about.get(name) != value:
             raise UnusableRun(
@@ -247,6 +285,14 @@ def _open_folder(path: Path, description: JSON, resume: bool) -> RunFolder:
                 "resume with the same settings and clients, or choose another folder"
             )
     return run_folder
+
+
+def _engine_of(folder: str | Path | None, asked: EngineName) -> EngineName:
+    """Keep the engine that a run began with."""
+    if folder is None or asked != "auto" or not (Path(folder) / "run.json").exists():
+        return asked
+    began_with: EngineName = RunFolder(folder).about["engine"]
+    return began_with
 
 
 def _check_settings(

@@ -1,0 +1,57 @@
+"""A model arranged for one CPU core: the same numbers, in the order that its kernels like.
+
+Convolutions and pooling together are a quarter faster with the channels last.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from fedbranch.client import LocalTraining, trainable
+
+__all__ = ["arranged"]
+
+
+def arranged(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) -> nn.Module:
+    """Give a copy of a model that computes the same, faster.
+
+    Parameters
+    ----------
+    model
+        Any module. One that refuses another order of its numbers, for example because it
+        looks at them with ``view``, is copied as it is.
+    training
+        Its loss.
+    x, y
+        Some examples, to try the copy on.
+    """
+    plain = copy.deepcopy(model)
+    if not any(param.ndim == 4 for param in model.parameters()):
+        return plain
+    candidate = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    try:
+        is_same = all(
+            torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+            for ours, theirs in zip(
+                _loss_and_gradients(candidate, training, x, y),
+                _loss_and_gradients(plain, training, x, y),
+                strict=True,
+            )
+        )
+    except Exception:
+        return plain  # whatever is wrong will be said when the first client trains
+    return candidate if is_same else plain
+
+
+def _loss_and_gradients(
+    model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor
+) -> list[Tensor]:
+    tried = copy.deepcopy(model).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        loss = training.loss(tried(x), y)
+    gradients = torch.autograd.grad(loss, list(trainable(tried)), allow_unused=True)
+    return [loss, *(gradient for gradient in gradients if gradient is not None)]

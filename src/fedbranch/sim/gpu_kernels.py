@@ -1,0 +1,271 @@
+"""Convolution and pooling of many models at once, for NVIDIA GPUs, in Triton.
+
+vmap turns a convolution with a kernel for each client into a grouped convolution, for which
+cuDNN has no fast kernels, and moves the data around pooling. Here a convolution is one
+batched matrix product over image patches, whose result lies as the next layer wants it: for
+each client channels, then examples, rows and columns. Every number is written by one thread,
+so results repeat to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["Window", "stacked_conv2d", "stacked_max_pool2d"]
+
+BLOCK = 1024
+
+
+class Window(NamedTuple):
+    """How a kernel moves over an image; each as (rows, columns)."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def num_places(self, height: int, width: int) -> tuple[int, int]:
+        """Count the places of the kernel in an image."""
+        down, right = (
+            (extent + 2 * self.padding[i] - self.dilation[i] * (self.size[i] - 1) - 1)
+            // self.stride[i]
+            + 1
+            for i, extent in enumerate((height, width))
+        )
+        return down, right
+
+
+def stacked_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+    """Convolve every client's images with its own kernels.
+
+    Parameters
+    ----------
+    x
+        Shape (num_clients, num_images, channels, height, width), in any memory order.
+    weight, bias
+        Shape (num_clients, out_channels, channels, rows, columns), (num_clients, out_channels).
+    window
+        How the kernels move.
+    """
+    result: Tensor = _Convolution.apply(x, weight, bias, window)
+    return result
+
+
+def stacked_max_pool2d(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Take the largest of every block of pixels, for blocks that do not overlap.
+
+    Parameters
+    ----------
+    x
+        Shape (num_clients, num_images, channels, height, width), in any memory order.
+    size
+        Rows and columns of a block. What is left over at the edges is ignored.
+    """
+    result: Tensor = _MaxPool.apply(x, size)
+    return result
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+        num_clients, num_images, channels, height, width = x.shape
+        out_channels = weight.shape[1]
+        down, right = window.num_places(height, width)
+        num_weights = channels * window.size[0] * window.size[1]
+        # A row of ones for the bias; whole multiples of eight, which tensor cores need.
+        depth = -(-(num_weights + 1) // 8) * 8
+        num_places = num_images * down * right
+        patches = x.new_empty(num_clients, depth, num_places)
+        grid = (triton.cdiv(num_places, BLOCK), depth, num_clients)
+        _gather_patches[grid](
+            x, patches, *x.stride(), channels, height, width, down, right, num_places, depth,
+            *window.size, *window.stride, *window.padding, *window.dilation, BLOCK,
+        )  # fmt: skip
+        matrix = weight.new_zeros(num_clients, out_channels, depth)
+        matrix[:, :, :num_weights] = weight.reshape(num_clients, out_channels, -1)
+        if bias is not None:
+            matrix[:, :, num_weights] = bias
+        product = torch.bmm(matrix, patches)
+        ctx.save_for_backward(patches, matrix)
+        ctx.window, ctx.has_bias = window, bias is not None
+        ctx.x_like, ctx.weight_shape = (x.shape, x.stride()), weight.shape
+        shape = (num_clients, out_channels, num_images, down, right)
+        return product.view(shape).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        patches, matrix = ctx.saved_tensors
+        (gradient,) = gradients
+        num_clients, num_images, out_channels, down, right = gradient.shape
+        flat = gradient.transpose(1, 2).reshape(num_clients, out_channels, -1)
+        shape, strides = ctx.x_like
+        num_weights = ctx.weight_shape[2:].numel()
+        x_gradient = weight_gradient = bias_gradient = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            by_matrix = torch.bmm(flat, patches.mT)
+            weight_gradient = by_matrix[:, :, :num_weights].reshape(ctx.weight_shape)
+            bias_gradient = by_matrix[:, :, num_weights] if ctx.has_bias else None
+        if ctx.needs_input_grad[0]:
+            by_patch = torch.bmm(matrix.mT, flat)
+            x_gradient = torch.empty_strided(
+                shape, strides, dtype=gradient.dtype, device=gradient.device
+            )
+            _, _, channels, height, width = shape
+            num_pixels = num_images * height * width
+            grid = (triton.cdiv(num_pixels, BLOCK), channels, num_clients)
+            _scatter_patches[grid](
+                by_patch, x_gradient, *strides, height, width, down, right, num_pixels,
+                num_images * down * right, matrix.shape[2],
+                *ctx.window.size, *ctx.window.stride, *ctx.window.padding, *ctx.window.dilation,
+                BLOCK,
+            )  # fmt: skip
+        return x_gradient, weight_gradient, bias_gradient, None
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: tuple[int, int]) -> Tensor:
+        planes, order = _planes(x)
+        height, width = x.shape[3:]
+        down, right = height // size[0], width // size[1]
+        shape = (*(x.shape[i] for i in order[:3]), down, right)
+        largest = x.new_empty(shape)
+        where = torch.empty(shape, dtype=torch.uint8, device=x.device)
+        grid = (triton.cdiv(largest.numel(), BLOCK),)
+        _pool[grid](
+            planes, largest, where, largest.numel(), height, width, down, right, *size, BLOCK
+        )
+        ctx.save_for_backward(where)
+        ctx.size, ctx.order, ctx.x_shape = size, order, x.shape
+        return largest.permute(order)  # swapping two dimensions is its own inverse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        (where,) = ctx.saved_tensors
+        (gradient,) = gradients
+        flat = gradient.permute(ctx.order).contiguous()
+        shape = [ctx.x_shape[i] for i in ctx.order]
+        height, width = shape[3:]
+        x_gradient = gradient.new_empty(shape)
+        grid = (triton.cdiv(x_gradient.numel(), BLOCK),)
+        _unpool[grid](
+            flat, where, x_gradient, x_gradient.numel(), height, width, *flat.shape[3:],
+            *ctx.size, BLOCK,
+        )  # fmt: skip
+        return x_gradient.permute(ctx.order), None
+
+
+def _planes(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """See images as planes behind each other in memory, and say in which order they lie."""
+    order = (0, 2, 1, 3, 4)  # as a convolution leaves them
+    if x.permute(order).is_contiguous():
+        return x.permute(order), order
+    return x.contiguous(), (0, 1, 2, 3, 4)
+
+
+@triton.jit
+def _gather_patches(  # type: ignore[no-untyped-def]  # Triton's own language
+    x, patches, stride_n, stride_b, stride_c, stride_h, stride_w,
+    channels, height, width, down, right, num_places, depth,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, GAP_H: tl.constexpr, GAP_W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(2).to(tl.int64)
+    inside = place < num_places
+    image = place // (down * right)
+    rest = place % (down * right)
+    channel = k // (ROWS * COLUMNS)
+    h = (rest // right) * STEP_H - PAD_H + (k // COLUMNS) % ROWS * GAP_H
+    w = (rest % right) * STEP_W - PAD_W + k % COLUMNS * GAP_W
+    is_pixel = (h >= 0) & (h < height) & (w >= 0) & (w < width) & (channel < channels)
+    source = n * stride_n + image.to(tl.int64) * stride_b + channel * stride_c
+    value = tl.load(x + source + h * stride_h + w * stride_w, mask=inside & is_pixel, other=0.0)
+    is_bias = k == channels * ROWS * COLUMNS
+    value = tl.where(is_bias, tl.full((BLOCK,), 1.0, value.dtype), value)
+    target = (n * depth + k) * num_places + place
+    tl.store(patches + target, value, mask=inside)
+
+
+@triton.jit
+def _scatter_patches(  # type: ignore[no-untyped-def]  # Triton's own language
+    patches, x, stride_n, stride_b, stride_c, stride_h, stride_w,
+    height, width, down, right, num_pixels, num_places, depth,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, GAP_H: tl.constexpr, GAP_W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(2).to(tl.int64)
+    inside = pixel < num_pixels
+    image = pixel // (height * width)
+    h = pixel % (height * width) // width
+    w = pixel % width
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for i in tl.static_range(ROWS):
+        for j in tl.static_range(COLUMNS):
+            from_h = h + PAD_H - i * GAP_H
+            from_w = w + PAD_W - j * GAP_W
+            row = from_h // STEP_H
+            column = from_w // STEP_W
+            is_place = (from_h >= 0) & (from_h % STEP_H == 0) & (row < down)
+            is_place = is_place & (from_w >= 0) & (from_w % STEP_W == 0) & (column < right)
+            k = (channel * ROWS + i) * COLUMNS + j
+            place = image * (down * right) + row * right + column
+            source = (n * depth + k) * num_places + place
+            part = tl.load(patches + source, mask=inside & is_place, other=0.0)
+            total += part.to(tl.float32)
+    target = n * stride_n + image.to(tl.int64) * stride_b + channel * stride_c
+    target = target + h * stride_h + w * stride_w
+    tl.store(x + target, total.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pool(  # type: ignore[no-untyped-def]  # Triton's own language
+    x, largest, where, num_results, height, width, down, right,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    result = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = result < num_results
+    plane = result // (down * right)
+    h = result % (down * right) // right * ROWS
+    w = result % right * COLUMNS
+    source = x + plane * (height * width) + h * width + w
+    best = tl.load(source, mask=inside, other=0.0)
+    place = tl.zeros((BLOCK,), dtype=tl.int32)
+    for i in tl.static_range(ROWS):
+        for j in tl.static_range(COLUMNS):
+            value = tl.load(source + i * width + j, mask=inside, other=0.0)
+            is_better = (value > best) | (value != value)
+            best = tl.where(is_better, value, best)
+            place = tl.where(is_better, i * COLUMNS + j, place)
+    tl.store(largest + result, best, mask=inside)
+    tl.store(where + result, place.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _unpool(  # type: ignore[no-untyped-def]  # Triton's own language
+    gradient, where, x, num_pixels, height, width, down, right,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < num_pixels
+    plane = pixel // (height * width)
+    h = pixel % (height * width) // width
+    w = pixel % width
+    row = h // ROWS
+    column = w // COLUMNS
+    is_pooled = inside & (row < down) & (column < right)
+    source = plane * (down * right) + row * right + column
+    place = tl.load(where + source, mask=is_pooled, other=255).to(tl.int32)
+    value = tl.load(gradient + source, mask=is_pooled, other=0.0)
+    is_largest = place == h % ROWS * COLUMNS + w % COLUMNS
+    tl.store(x + pixel, tl.where(is_largest, value, tl.zeros_like(value)), mask=inside)

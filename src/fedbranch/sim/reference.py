@@ -1,0 +1,79 @@
+"""The readable engine: one client after the other, as in :mod:`fedbranch.client`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+from torch import nn
+
+from fedbranch.client import LocalTraining, ModelState, evaluate, local_update
+from fedbranch.data import ClientData, Examples
+from fedbranch.errors import ClientFailed
+from fedbranch.messages import Task, Update
+from fedbranch.tree import Node
+
+__all__ = ["Reference", "naming"]
+
+
+class Reference:
+    """Clients take turns in one model; see :class:`fedbranch.sim.engines.Engine`."""
+
+    name = "reference"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        initial: ModelState,
+        clients: Mapping[str, ClientData],
+        training: LocalTraining,
+    ) -> None:
+        self._model = model
+        self._initial = initial
+        self._clients = clients
+        self._training = training
+
+    def updates(self, tasks: Mapping[str, Task], seeds: Mapping[str, int]) -> dict[str, Update]:
+        """Let every client with a task train."""
+        updates = {}
+        for client_id, task in tasks.items():
+            data = self._clients[client_id].train
+            with naming(client_id, data, "trained"):
+                updates[client_id] = local_update(
+                    self._model, self._initial, task, data, self._training, seed=seeds[client_id]
+                )
+        return updates
+
+    def measure(
+        self, at: Mapping[str, Node], part: Literal["train", "test"]
+    ) -> dict[str, dict[str, float]]:
+        """Measure clients on their data, each under the model of a node."""
+        measured = {}
+        loaded: Node | None = None
+        for client_id, node in sorted(at.items(), key=lambda place: place[1].id):
+            data = getattr(self._clients[client_id], part)
+            if data is None:
+                continue
+            if node is not loaded:
+                self._initial.moved_by(node.params, node.buffers).load_into(self._model)
+                loaded = node
+            with naming(client_id, data, "evaluated"):
+                measured[client_id] = evaluate(self._model, data, self._training)
+        return measured
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+
+@contextmanager
+def naming(client_id: str, data: Examples, what: str) -> Iterator[None]:
+    """Say whose model or data raised, and what they were."""
+    try:
+        yield
+    except Exception as error:
+        x, y = data
+        raise ClientFailed(
+            f"client {client_id!r} could not be {what}: {error}; its inputs are {x.dtype} of shape "
+            f"{x.shape}, its targets {y.dtype} of shape {y.shape}"
+        ) from error

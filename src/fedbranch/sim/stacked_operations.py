@@ -1,0 +1,271 @@
+"""Operations that vmap cannot do or does slowly, said in terms of ones that it does well.
+
+A recurrent layer has no rule under vmap; written out as a loop over time it becomes batched
+matrix products. Convolution and pooling on a GPU go to :mod:`fedbranch.sim.gpu_kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["StackedOperations"]
+
+
+class StackedOperations(TorchFunctionMode):
+    """Within this context the operations of this module replace torch's own."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+
+
+def lstm(
+    inputs: Tensor,
+    initial: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute what ``torch.lstm`` does, as a loop over time."""
+
+    def cell(gates: Tensor, state: list[Tensor], projection: Tensor | None) -> list[Tensor]:
+        forget_in, forget, new, out = gates.chunk(4, dim=-1)
+        memory = forget.sigmoid() * state[1] + forget_in.sigmoid() * new.tanh()
+        hidden = out.sigmoid() * memory.tanh()
+        return [hidden if projection is None else hidden @ projection.mT, memory]
+
+    outputs, (hidden, memory) = _recurrent(
+        cell, inputs, initial, weights, has_biases, num_layers, dropout, train, bidirectional,
+        batch_first,
+    )  # fmt: skip
+    return outputs, hidden, memory
+
+
+def gru(
+    inputs: Tensor,
+    initial: Tensor,
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute what ``torch.gru`` does, as a loop over time."""
+
+    def cell(gates: tuple[Tensor, Tensor], state: list[Tensor], _: Tensor | None) -> list[Tensor]:
+        from_input, from_hidden = (part.chunk(3, dim=-1) for part in gates)
+        reset = (from_input[0] + from_hidden[0]).sigmoid()
+        keep = (from_input[1] + from_hidden[1]).sigmoid()
+        new = (from_input[2] + reset * from_hidden[2]).tanh()
+        return [new + keep * (state[0] - new)]
+
+    outputs, (hidden,) = _recurrent(
+        cell, inputs, [initial], weights, has_biases, num_layers, dropout, train, bidirectional,
+        batch_first, keeps_apart=True,
+    )  # fmt: skip
+    return outputs, hidden
+
+
+def _recurrent(
+    cell: Callable[..., list[Tensor]],
+    inputs: Tensor,
+    initial: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    *,
+    keeps_apart: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """Run cells over time, layer by layer, in one or both directions.
+
+    Parameters
+    ----------
+    cell
+        Maps gates, state and projection weights to the next state. The gates are the sum of
+        what the input and the hidden state contribute, or both apart (``keeps_apart``).
+    """
+    if isinstance(weights, Tensor) or isinstance(initial, Tensor):
+        raise RuntimeError("packed sequences have no stacked form")
+    if dropout and train:
+        raise RuntimeError("dropout between recurrent layers has no stacked form")
+    layer_input = inputs if batch_first else inputs.transpose(0, 1)
+    num_directions = 2 if bidirectional else 1
+    per_direction = len(weights) // (num_layers * num_directions)
+    is_projected = per_direction > (4 if has_biases else 2)
+    ends: list[list[Tensor]] = []
+    for layer in range(num_layers):
+        sides = []
+        for direction in range(num_directions):
+            number = layer * num_directions + direction
+            own = list(weights[number * per_direction : (number + 1) * per_direction])
+            projection = own.pop() if is_projected else None
+            from_input = layer_input @ own[0].mT
+            if has_biases:
+                from_input = from_input + own[2]
+            state = [start[number] for start in initial]
+            steps = range(layer_input.shape[1])
+            hidden = []
+            for step in steps if direction == 0 else reversed(steps):
+                from_hidden = state[0] @ own[1].mT
+                if has_biases:
+                    from_hidden = from_hidden + own[3]
+                at_step = from_input[:, step]
+                gates = (at_step, from_hidden) if keeps_apart else at_step + from_hidden
+                state = cell(gates, state, projection)
+                hidden.append(state[0])
+            sides.append(torch.stack(hidden if direction == 0 else hidden[::-1], dim=1))
+            ends.append(state)
+        layer_input = torch.cat(sides, dim=-1)
+    outputs = layer_input if batch_first else layer_input.transpose(0, 1)
+    return outputs, [torch.stack(parts) for parts in zip(*ends, strict=True)]
+
+
+def conv2d(
+    input: Tensor,  # noqa: A002  # torch's name for it
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Compute what ``torch.conv2d`` does, on a GPU as products over all clients."""
+    if isinstance(padding, str) or groups != 1 or not _has_kernels(input) or input.ndim != 4:
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]  # both forms of padding are allowed
+    if torch.is_autocast_enabled("cuda"):
+        kind = torch.get_autocast_dtype("cuda")
+        input, weight = input.to(kind), weight.to(kind)  # noqa: A001
+        bias = None if bias is None else bias.to(kind)
+    rows, columns = weight.shape[2:]
+    window = ((rows, columns), _pair(stride), _pair(padding), _pair(dilation))
+    result: Tensor = _VmapConvolution.apply(input, weight, bias, window)
+    return result
+
+
+def max_pool2d(
+    input: Tensor,  # noqa: A002  # torch's name for it
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    """Compute what ``max_pool2d`` does; on a GPU without moving the images first."""
+    size = _pair(kernel_size)
+    is_simple = (stride is None or _pair(stride) == size) and _pair(padding) == (0, 0)
+    is_simple = is_simple and _pair(dilation) == (1, 1) and not (ceil_mode or return_indices)
+    if not is_simple or not _has_kernels(input) or input.ndim != 4:
+        result: Tensor = functional.max_pool2d(
+            input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+        )
+        return result
+    pooled: Tensor = _VmapMaxPool.apply(input, size)
+    return pooled
+
+
+class _VmapConvolution(torch.autograd.Function):
+    """Where vmap hands the images and kernels of all clients over."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, window: Any) -> Tensor:
+        return _VmapConvolution._of_all(
+            x[None], weight[None], None if bias is None else bias[None], window
+        )[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass  # the gradient belongs to the operation on all clients
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> tuple[Tensor, int]:
+        stacked = [
+            _stacked_first(tensor, dim, info.batch_size)
+            for tensor, dim in zip(inputs[:3], in_dims[:3], strict=True)
+        ]
+        return _VmapConvolution._of_all(*stacked, inputs[3]), 0
+
+    @staticmethod
+    def _of_all(x: Tensor, weight: Tensor, bias: Tensor | None, window: Any) -> Tensor:
+        from fedbranch.sim.gpu_kernels import Window, stacked_conv2d
+
+        return stacked_conv2d(x, weight, bias, Window(*window))
+
+
+class _VmapMaxPool(torch.autograd.Function):
+    """Where vmap hands the images of all clients over."""
+
+    @staticmethod
+    def forward(x: Tensor, size: tuple[int, int]) -> Tensor:
+        return _VmapMaxPool._of_all(x[None], size)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass  # the gradient belongs to the operation on all clients
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], x: Tensor, size: tuple[int, int]
+    ) -> tuple[Tensor, int]:
+        return _VmapMaxPool._of_all(_stacked_first(x, in_dims[0], info.batch_size), size), 0
+
+    @staticmethod
+    def _of_all(x: Tensor, size: tuple[int, int]) -> Tensor:
+        from fedbranch.sim.gpu_kernels import stacked_max_pool2d
+
+        return stacked_max_pool2d(x, size)
+
+
+def _stacked_first(tensor: Any, dim: int | None, num_clients: int) -> Any:
+    if tensor is None:
+        return None
+    if dim is None:
+        return tensor.expand(num_clients, *tensor.shape)
+    return tensor.movedim(dim, 0)
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    first, *rest = value
+    return first, rest[0] if rest else first
+
+
+def _has_kernels(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.is_floating_point() and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+_REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.lstm: lstm,
+    torch.gru: gru,
+    torch.conv2d: conv2d,
+    functional.max_pool2d: max_pool2d,
+}

@@ -1,0 +1,296 @@
+"""The engine for the CPU: clients spread over processes with one thread each.
+
+Two models with one thread each are faster than one with two, and a client's result does
+not depend on who else is training, so the number of workers changes no bit. The processes
+are forked: they share the model and all data with their parent, without copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, tensors
+from fedbranch.data import ClientData, Examples
+from fedbranch.errors import ClientFailed
+from fedbranch.messages import Task, Update
+from fedbranch.sim.cpu_layout import arranged
+from fedbranch.sim.reference import naming
+from fedbranch.tree import Node, Vector
+
+__all__ = ["CannotFork", "Workers", "num_cores"]
+
+MEASURED_TOGETHER = 8  # clients whose models are measured by one worker in one go
+AHEAD = 2  # jobs that a worker has at hand, so that it never waits for the next one
+
+
+class CannotFork(Exception):
+    """Why there can be no workers here."""
+
+
+def num_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)
+
+
+class Workers:
+    """Trains clients in several processes; see :class:`fedbranch.sim.engines.Engine`.
+
+    Parameters
+    ----------
+    model, initial, clients, training
+        What to train; on the CPU.
+    num_workers
+        By default one for each core. It changes no bit of the result.
+
+    Raises
+    ------
+    CannotFork
+        If this platform does not allow it.
+    """
+
+    name = "workers"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        initial: ModelState,
+        clients: Mapping[str, ClientData],
+        training: LocalTraining,
+        num_workers: int | None = None,
+    ) -> None:
+        if sys.platform != "linux":
+            raise CannotFork("processes can be forked safely on Linux only")
+        if torch.cuda.is_available():
+            raise CannotFork("torch cannot compute gradients in forked processes beside a GPU")
+        self._clients = clients
+        largest = max((client.train for client in clients.values()), key=lambda part: len(part.x))
+        some_x, some_y = (part[:4] for part in tensors(largest, model))
+        own = arranged(model, training, some_x, some_y)
+        self._work = _Work(own, initial, clients, training)
+        self._num_workers = min(num_workers or num_cores(), len(clients))
+        self._workers: list[_Worker] = []
+
+    def updates(self, tasks: Mapping[str, Task], seeds: Mapping[str, int]) -> dict[str, Update]:
+        """Let every client with a task train."""
+        places = {task.base: (task.params, task.buffers) for task in tasks.values()}
+        # The longest first, so that nobody is left with a long one at the end.
+        ordered = sorted(tasks, key=lambda i: -len(self._clients[i].train.x))
+        jobs = [_Job("train", tasks[i].base, [(i, seeds[i])]) for i in ordered]
+        results = self._done(jobs, places)
+        updates: dict[str, Update] = {}
+        for part in results:
+            updates.update(part)
+        return {client_id: updates[client_id] for client_id in tasks}
+
+    def measure(
+        self, at: Mapping[str, Node], part: Literal["train", "test"]
+    ) -> dict[str, dict[str, float]]:
+        """Measure clients on their data, each under the model of a node."""
+        places: dict[str, tuple[Vector, Vector]] = {}
+        members: dict[str, list[str]] = {}
+        for client_id, node in at.items():
+            if getattr(self._clients[client_id], part) is not None:
+                places[node.base] = (node.params, node.buffers)
+                members.setdefault(node.base, []).append(client_id)
+        jobs = [
+            _Job(f"measure-{part}", base, [(i, 0) for i in ids[start : start + MEASURED_TOGETHER]])
+            for base, ids in members.items()
+            for start in range(0, len(ids), MEASURED_TOGETHER)
+        ]
+        measured: dict[str, dict[str, float]] = {}
+        for results in self._done(jobs, places):
+            measured.update(results)
+        return measured
+
+    def _done(
+        self, jobs: Sequence[_Job], places: Mapping[str, tuple[Vector, Vector]]
+    ) -> list[dict[str, Any]]:
+        """Let the workers do all jobs; the results come in the order of the jobs."""
+        if not self._workers:
+            self._hire()
+        for worker in self._workers:
+            worker.send("places", None)  # those of the last round are of no use any more
+            worker.known.clear()
+        waiting = list(enumerate(jobs))[::-1]
+        results: dict[int, dict[str, Any]] = {}
+        for _ in range(AHEAD):
+            for worker in self._workers:
+                if waiting:
+                    worker.give(*waiting.pop(), places)
+        while len(results) < len(jobs):
+            for connection in wait([w.connection for w in self._workers if w.num_open]):
+                worker = next(w for w in self._workers if w.connection is connection)
+                number, result = worker.receive()
+                results[number] = result
+                if waiting:
+                    worker.give(*waiting.pop(), places)
+        return [results[number] for number in range(len(jobs))]
+
+    def _hire(self) -> None:
+        context = multiprocessing.get_context("fork")
+        for _ in range(self._num_workers):
+            ours, theirs = context.Pipe()
+            # A forked process has a copy of all open ends; as long as one of them is open,
+            # nobody at the other end notices that this process is gone.
+            others = [worker.connection for worker in self._workers]
+            process = context.Process(
+                target=_serve, args=(theirs, [ours, *others], self._work), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
+
+    def close(self) -> None:
+        """End the processes, also in the middle of their work."""
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.connection.close()
+        self._workers.clear()
+
+
+class _Job(NamedTuple):
+    """What one worker does in one go: train or measure clients at a place."""
+
+    kind: str
+    base: str
+    clients: list[tuple[str, int]]  # ids and seeds
+
+
+@dataclass
+class _Worker:
+    """A process as its parent sees it."""
+
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    known: set[str] = field(default_factory=set)  # bases whose parameters it has
+    num_open: int = 0
+
+    def send(self, kind: str, content: object) -> None:
+        try:
+            self.connection.send((kind, content))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._is_gone() from None
+
+    def give(self, number: int, job: _Job, places: Mapping[str, tuple[Vector, Vector]]) -> None:
+        if job.base not in self.known:
+            self.send("place", (job.base, *places[job.base]))
+            self.known.add(job.base)
+        self.send("job", (number, job))
+        self.num_open += 1
+
+    def receive(self) -> tuple[int, dict[str, Any]]:
+        try:
+            number, result, error = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._is_gone() from None
+        self.num_open -= 1
+        if error is not None:
+            raise error
+        return number, result
+
+    def _is_gone(self) -> ClientFailed:
+        self.process.join(timeout=5)
+        return ClientFailed(
+            f"a worker process ended with exit code {self.process.exitcode} while it was training; "
+            "-9 often means that the memory was used up: ask for fewer with num_workers, or take "
+            "engine='reference'"
+        )
+
+
+# In the worker
+
+
+class _Work:
+    """What a worker can do."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        initial: ModelState,
+        clients: Mapping[str, ClientData],
+        training: LocalTraining,
+    ) -> None:
+        self.model = model
+        self.initial = initial
+        self.clients = clients
+        self.training = training
+        self.places: dict[str, tuple[Vector, Vector]] = {}
+        self._prepared: dict[tuple[str, str], Examples] = {}
+
+    def do(self, job: _Job) -> dict[str, Any]:
+        """Give the result for each client of a job."""
+        return {client_id: self._result(job, client_id, seed) for client_id, seed in job.clients}
+
+    def _result(self, job: _Job, client_id: str, seed: int) -> Update | dict[str, float]:
+        params, buffers = self.places[job.base]
+        part = "test" if job.kind == "measure-test" else "train"
+        raw = getattr(self.clients[client_id], part)
+        with naming(client_id, raw, "trained" if job.kind == "train" else "evaluated"):
+            data = self._tensors(client_id, part, raw)
+            if job.kind == "train":
+                task = Task(
+                    node_id=0, params=params, buffers=buffers, base=job.base, purpose="train"
+                )
+                return local_update(self.model, self.initial, task, data, self.training, seed=seed)
+            self.initial.moved_by(params, buffers).load_into(self.model)
+            return evaluate(self.model, data, self.training)
+
+    def _tensors(self, client_id: str, part: str, raw: Examples) -> Examples:
+        """See the arrays as tensors, prepared once."""
+        key = (client_id, part)
+        if key not in self._prepared:
+            self._prepared[key] = Examples(*tensors(raw, self.model))
+        return self._prepared[key]
+
+
+def _serve(connection: Connection, inherited: Sequence[Connection], work: _Work) -> None:
+    """Do jobs until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    _keep_memory()
+    while True:
+        try:
+            kind, content = connection.recv()
+        except EOFError:
+            return
+        if kind == "places":
+            work.places.clear()
+        elif kind == "place":
+            base, params, buffers = content
+            work.places[base] = (params, buffers)
+        else:
+            number, job = content
+            result, error = None, None
+            try:
+                result = work.do(job)
+            except Exception as raised:
+                error = raised if isinstance(raised, ClientFailed) else ClientFailed(repr(raised))
+                error.__cause__ = None  # it may not survive the way to the parent
+            connection.send((number, result, error))
+
+
+def _keep_memory() -> None:
+    """Keep the allocator from giving activations back to the system after every step."""
+    try:
+        libc = ctypes.CDLL(None)
+        trim_threshold, mmap_threshold = -1, -3
+        libc.mallopt(trim_threshold, 2**30)
+        libc.mallopt(mmap_threshold, 2**30)
+    except (OSError, AttributeError):
+        pass  # another C library: only slower
