@@ -237,7 +237,9 @@ def _scaled_norms(updates: Array, largest: Array) -> Array:
     xp = array_namespace(updates)
     squares = xp.zeros(updates.shape[0], dtype=xp.float64, device=device(updates))
     for block in _column_blocks(updates.shape[1], _columns_at_hand(updates)):
-        wide = xp.astype(updates[:, block], xp.float64) / largest[:, None]
+        wide = xp.astype(updates[:, block], xp.float64)
+        if updates.dtype == xp.float64:
+            wide = wide / largest[:, None]
         squares = squares + xp.sum(wide * wide, axis=1)
     scaled: Array = xp.sqrt(squares)
     return scaled

@@ -5,9 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["cnn", "logistic_regression", "mlp"]
+__all__ = ["Normalised", "cnn", "logistic_regression", "mlp"]
+
+
+class Normalised(nn.Module):
+    """A first layer for images kept as bytes: to numbers of mean 0 and deviation 1.
+
+    Bytes take a quarter of the memory, also on a GPU; they become numbers when they are used.
+
+    Parameters
+    ----------
+    mean, deviation
+        Of each channel, as shares of the largest byte.
+
+    Examples
+    --------
+    >>> Normalised([0.5], [0.25])(torch.tensor([[[[255]]]], dtype=torch.uint8))
+    tensor([[[[2.]]]])
+    """
+
+    def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
+        super().__init__()
+        # Frozen parameters go where the model goes, and are nobody's to train or average.
+        self.mean, self.deviation = (
+            nn.Parameter(torch.tensor(values).reshape(-1, 1, 1), requires_grad=False)
+            for values in (mean, deviation)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map bytes of shape (num_images, channels, height, width) to numbers."""
+        return (images.to(self.mean.dtype) / 255 - self.mean) / self.deviation
 
 
 def logistic_regression(input_shape: Sequence[int], num_classes: int, *, seed: int) -> nn.Module:

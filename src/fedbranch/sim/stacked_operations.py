@@ -20,7 +20,18 @@ __all__ = ["StackedOperations"]
 
 
 class StackedOperations(TorchFunctionMode):
-    """Within this context the operations of this module replace torch's own."""
+    """Within this context the operations of this module replace torch's own.
+
+    Parameters
+    ----------
+    is_mixed
+        Compute products in bfloat16, as ``torch.autocast`` does, which does not reach
+        inside vmap.
+    """
+
+    def __init__(self, *, is_mixed: bool = False) -> None:
+        super().__init__()
+        self._is_mixed = is_mixed
 
     def __torch_function__(
         self,
@@ -29,7 +40,36 @@ class StackedOperations(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if self._is_mixed:
+            kind = _KINDS.get(getattr(func, "__name__", ""))
+            if kind is not None:
+                args, named = _converted(list(args), kind), _converted(named, kind)
+        return _REPLACEMENTS.get(func, func)(*args, **named)
+
+
+# In which precision mixed precision computes, by the function's name; all others take what
+# comes. Products are the slow ones, and sums of exponentials those that need the digits.
+_KINDS: dict[str, torch.dtype] = {
+    **dict.fromkeys(
+        ["linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm"],
+        torch.bfloat16,
+    ),
+    **dict.fromkeys(["conv1d", "conv2d", "conv3d", "lstm", "gru", "einsum"], torch.bfloat16),
+    **dict.fromkeys(["softmax", "log_softmax", "layer_norm", "batch_norm"], torch.float32),
+    **dict.fromkeys(["cross_entropy", "nll_loss", "mse_loss"], torch.float32),
+}
+
+
+def _converted(value: Any, kind: torch.dtype) -> Any:
+    """Bring floating tensors, also inside of lists, to another precision."""
+    if isinstance(value, Tensor):
+        return value.to(kind) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: _converted(part, kind) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_converted(part, kind) for part in value)
+    return value
 
 
 def lstm(
@@ -143,6 +183,23 @@ def _recurrent(
     return outputs, [torch.stack(parts) for parts in zip(*ends, strict=True)]
 
 
+def linear(
+    input: Tensor,  # noqa: A002  # torch's name for it
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Compute what ``linear`` does, so that the weights' gradient lies as the weights do.
+
+    With the factors the other way round it would come out transposed, and adding it to the
+    weights would take longer than all the rest.
+    """
+    if input.ndim < 2:
+        return functional.linear(input, weight, bias)
+    columns = input.reshape(-1, input.shape[-1]).mT
+    product = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
+    return product.mT.reshape(*input.shape[:-1], weight.shape[0])
+
+
 def conv2d(
     input: Tensor,  # noqa: A002  # torch's name for it
     weight: Tensor,
@@ -155,10 +212,6 @@ def conv2d(
     """Compute what ``torch.conv2d`` does, on a GPU as products over all clients."""
     if isinstance(padding, str) or groups != 1 or not _has_kernels(input) or input.ndim != 4:
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]  # both forms of padding are allowed
-    if torch.is_autocast_enabled("cuda"):
-        kind = torch.get_autocast_dtype("cuda")
-        input, weight = input.to(kind), weight.to(kind)  # noqa: A001
-        bias = None if bias is None else bias.to(kind)
     rows, columns = weight.shape[2:]
     window = ((rows, columns), _pair(stride), _pair(padding), _pair(dilation))
     result: Tensor = _VmapConvolution.apply(input, weight, bias, window)
@@ -266,6 +319,7 @@ def _has_triton() -> bool:
 _REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.lstm: lstm,
     torch.gru: gru,
+    functional.linear: linear,
     torch.conv2d: conv2d,
     functional.max_pool2d: max_pool2d,
 }

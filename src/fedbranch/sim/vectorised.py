@@ -126,8 +126,10 @@ class Vectorised:
                 before_buffers.shape, dtype=before_buffers.dtype, device=self.device
             )
         rows_of_step = schedule.rows(seed, shelf.offsets)
+        counts_of_step = torch.from_numpy(schedule.counts).to(self.device)
         for step in range(schedule.num_steps):
-            lanes.step(step, shelf, rows_of_step[step], schedule.counts[step])
+            batch = _Batch(rows_of_step[step], counts_of_step[step], schedule.counts[step])
+            lanes.step(step, shelf, batch)
             done = schedule.finishing(step)
             if len(done) == len(ids):
                 after = StackedModel.flat(lanes.stack.params, before)
@@ -285,7 +287,7 @@ class Vectorised:
         seen: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
-            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            seen[tensor.data_ptr()] = max(tensor.nbytes, seen.get(tensor.data_ptr(), 0))
             return tensor
 
         model = self.stacked.model.train()
@@ -294,7 +296,7 @@ class Vectorised:
             torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         ):
             self.training.loss(model(x), y)
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        own = {param.data_ptr() for param in model.parameters()}
         kept = sum(size for pointer, size in seen.items() if pointer not in own)
         return max(1, 3 * kept // len(x) + x.element_size() * x[0].numel())
 
@@ -386,6 +388,19 @@ class _Schedule:
         client = torch.arange(self.num_clients, device=device)[None, :, None]
         rows = orders[client, number[:, :, None].clamp(max=len(passes) - 1), place]
         return offsets[None, :, None] + torch.where(column < counts[:, :, None], rows, 0)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One mini-batch of every client."""
+
+    rows: Tensor  # (num_clients, width)
+    counts: Tensor  # (num_clients,): how many of them count
+    known_counts: NDArray[np.int64]  # the same, without asking the device
+
+    @property
+    def has_padding(self) -> bool:
+        return bool((self.known_counts != self.rows.shape[1]).any())
 
 
 class _Part:
@@ -485,23 +500,23 @@ class _Lanes:
             elif not isinstance(self.optimizer, torch.optim.SGD):
                 self._can_record = False
 
-    def step(self, step: int, shelf: _Shelf, rows: Tensor, counts: NDArray[np.int64]) -> None:
+    def step(self, step: int, shelf: _Shelf, batch: _Batch) -> None:
         """Train every client on one mini-batch."""
         if not self._goes_together:
-            self._step_in_groups(step, shelf, rows, counts)
+            self._step_in_groups(step, shelf, batch)
             return
         self.step_number.fill_(step)
-        self.counts.copy_(torch.from_numpy(counts))
-        self._has_padding = bool((counts != rows.shape[1]).any())
+        self.counts.copy_(batch.counts)
         if self._x is None or not self._can_record:
-            self._x, self._y = (_selected(part, rows) for part in (shelf.x, shelf.y))
+            self._x, self._y = (_selected(part, batch.rows) for part in (shelf.x, shelf.y))
         else:
-            _select_into(self._x, shelf.x, rows)
-            _select_into(self._y, shelf.y, rows)
+            _select_into(self._x, shelf.x, batch.rows)
+            _select_into(self._y, shelf.y, batch.rows)
         if not self._can_record or step == 0:
-            self._step_together(self.pads and self._has_padding)
+            self._step_together(has_padding=self.pads and batch.has_padding)
             return
-        self._bring_optimizer()
+        if step == 1:
+            self._bring_optimizer()
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
@@ -509,7 +524,7 @@ class _Lanes:
             self._graph_state = self._optimizer_state()
         self._graph.replay()
 
-    def _step_together(self, has_padding: bool) -> None:
+    def _step_together(self, *, has_padding: bool) -> None:
         assert self._x is not None
         outputs = self.model.outputs(
             self.stack, self._x, train=True, seeds=self.seeds, step=self.step_number
@@ -518,16 +533,15 @@ class _Lanes:
         losses = self.model.means(self.training.loss, outputs, self._y, counts)
         self._descend(losses, self.counts)
 
-    def _step_in_groups(
-        self, step: int, shelf: _Shelf, rows: Tensor, counts: NDArray[np.int64]
-    ) -> None:
+    def _step_in_groups(self, step: int, shelf: _Shelf, batch: _Batch) -> None:
         losses = torch.zeros_like(self.total_loss)
-        for lanes, own_counts in _groups(counts, pads=self.pads, width=rows.shape[1]):
-            part = _Part(self.stack, rows, lanes, own_counts)
+        width = batch.rows.shape[1]
+        for lanes, own_counts in _groups(batch.known_counts, pads=self.pads, width=width):
+            part = _Part(self.stack, batch.rows, lanes, own_counts)
             outputs, y = part.outputs(self.model, shelf, train=True, seeds=self.seeds, step=step)
             means = self.model.means(self.training.loss, outputs, y, part.counts)
             losses = losses.index_add(0, part.lanes, means.to(losses.dtype))
-        self._descend(losses, torch.from_numpy(counts).to(rows.device))
+        self._descend(losses, batch.counts)
 
     def _descend(self, losses: Tensor, num_rows: Tensor) -> None:
         params = list(self.stack.params.values())

@@ -24,7 +24,7 @@ from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, 
 from fedbranch.data import ClientData, Examples
 from fedbranch.errors import ClientFailed
 from fedbranch.messages import Task, Update
-from fedbranch.sim.cpu_layout import arranged
+from fedbranch.sim.arrangement import arranged_for_cpu
 from fedbranch.sim.reference import naming
 from fedbranch.tree import Node, Vector
 
@@ -76,7 +76,7 @@ class Workers:
         self._clients = clients
         largest = max((client.train for client in clients.values()), key=lambda part: len(part.x))
         some_x, some_y = (part[:4] for part in tensors(largest, model))
-        own = arranged(model, training, some_x, some_y)
+        own = arranged_for_cpu(model, training, some_x, some_y)
         self._work = _Work(own, initial, clients, training)
         self._num_workers = min(num_workers or num_cores(), len(clients))
         self._workers: list[_Worker] = []

@@ -1,7 +1,4 @@
-"""A model arranged for one CPU core: the same numbers, in the order that its kernels like.
-
-Convolutions and pooling together are a quarter faster with the channels last.
-"""
+"""A model arranged so that it computes the same in less time."""
 
 from __future__ import annotations
 
@@ -12,11 +9,30 @@ from torch import Tensor, nn
 
 from fedbranch.client import LocalTraining, trainable
 
-__all__ = ["arranged"]
+__all__ = ["arranged_for_cpu", "pooled_first"]
 
 
-def arranged(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) -> nn.Module:
-    """Give a copy of a model that computes the same, faster.
+def pooled_first(model: nn.Module) -> nn.Module:
+    """Let max-pooling go before a relu that it follows, in place.
+
+    The two commute, also in their gradients: a block's largest number is kept if it is
+    positive. After the pooling there is less to do.
+    """
+    for module in model.modules():
+        if type(module) is not nn.Sequential:
+            continue
+        for place in range(len(module) - 1):
+            first, second = module[place], module[place + 1]
+            is_pooling = type(second) is nn.MaxPool2d and not second.return_indices
+            if type(first) is nn.ReLU and is_pooling:
+                module[place], module[place + 1] = second, first
+    return model
+
+
+def arranged_for_cpu(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) -> nn.Module:
+    """Give a copy of a model whose numbers lie as one core's kernels like them.
+
+    Convolutions and pooling together are a quarter faster with the channels last.
 
     Parameters
     ----------
@@ -31,7 +47,7 @@ def arranged(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) ->
     plain = copy.deepcopy(model)
     if not any(param.ndim == 4 for param in model.parameters()):
         return plain
-    candidate = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    candidate = pooled_first(copy.deepcopy(model)).to(memory_format=torch.channels_last)
     try:
         is_same = all(
             torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5)
