@@ -2,6 +2,8 @@ import os
 
 # Before torch is loaded anywhere: two test processes share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before Triton is loaded anywhere: its kernels run on the CPU here.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from hypothesis import settings
 

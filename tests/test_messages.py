@@ -1,6 +1,7 @@
 """One bad reply among good ones: refused with its reason, and as if that client were absent."""
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from fakes import DIM, QuadraticClients, fingerprint
-from fedbranch import NeverSplit, Server, Thresholds, Update
+from fedbranch import NeverSplit, Server, Thresholds, Update, UpdateBatch
+from fedbranch.messages import Expected, check_batch, stacked
 
 GOOD = np.ones(DIM, dtype=np.float32)
 
@@ -229,3 +231,125 @@ def test_metrics_that_are_not_finite_are_kept_as_unknown():
     record = server.step({"a": Update(GOOD, 1, metrics={"auc": float("nan"), "loss": 1})})
 
     assert record.metrics == {"a": {"auc": None, "loss": 1.0}}
+
+
+# Many replies as one batch
+
+
+def as_batch(updates, convert):
+    """Put single updates on top of each other, in the opposite order."""
+    ids = sorted(updates, reverse=True)
+    return UpdateBatch(
+        client_ids=ids,
+        vectors=convert(np.stack([updates[i].vector for i in ids])),
+        num_examples=[updates[i].num_examples for i in ids],
+        metrics=[updates[i].metrics for i in ids],
+        bases=[updates[i].base for i in ids],
+    )
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
+def test_a_batch_is_worth_the_same_as_its_updates_one_by_one(convert):
+    rule = Thresholds(eps_mean=0.5, eps_max=0.5, gamma_max=0.3)
+    servers = [Server(DIM, rule=rule) for _ in range(2)]
+    clients = QuadraticClients(2, 6)
+
+    for _ in range(12):
+        records = []
+        for server, form in zip(servers, [dict, lambda u: as_batch(u, convert)], strict=True):
+            tasks = server.plan(clients.client_ids)
+            updates = {i: clients.update(i, task) for i, task in tasks.items()}
+            records.append(server.step(form(updates)))
+        ours, theirs = (record.to_json() for record in records)
+        for decision, expected in zip(ours["decisions"], theirs["decisions"], strict=True):
+            assert decision["verdict"] == expected["verdict"]
+            assert decision["measurements"] == pytest.approx(expected["measurements"], abs=1e-6)
+
+    assert servers[0].clusters == servers[1].clusters
+    assert len(servers[0].clusters) > 1
+    for leaf, other in zip(servers[0].tree.leaves, servers[1].tree.leaves, strict=True):
+        np.testing.assert_allclose(leaf.params, other.params, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [(np.nan, "NaN or infinity"), (np.inf, "NaN or infinity"), (1e35, "beyond"), (0.0, "zero")],
+)
+def test_a_bad_row_of_a_batch_is_refused_alone(entry, reason):
+    server = Server(DIM, rule=NeverSplit())
+    tasks = server.plan(["a", "b", "c"])
+    matrix = np.ones((3, DIM), dtype=np.float32)
+    matrix[1] = entry if entry == 0 else with_entry(entry)
+
+    record = server.step(
+        UpdateBatch(
+            client_ids=["a", "b", "c"], vectors=matrix, num_examples=[1, 1, -1], metrics=[{}] * 3,
+            bases=[tasks[i].base for i in "abc"],
+        )
+    )  # fmt: skip
+
+    assert reason in record.refused["b"]
+    assert "num_examples is -1" in record.refused["c"]
+    assert sorted(record.metrics) == ["a"]
+    assert server.tree.root.params.tolist() == [1.0] * DIM
+
+
+def test_a_batch_from_another_round_or_of_strangers_is_refused():
+    server = Server(DIM, rule=NeverSplit())
+    old = server.plan(["a"])["a"].base
+    server.step({"a": Update(GOOD, 1)})
+    server.plan(["a"])
+
+    record = server.step(
+        UpdateBatch(
+            client_ids=["a", "x"], vectors=np.ones((2, DIM), np.float32), num_examples=[1, 1],
+            metrics=[{}] * 2, bases=[old, old],
+        )
+    )  # fmt: skip
+
+    assert "computed at other parameters" in record.refused["a"]
+    assert "unknown client" in record.refused["x"]
+
+
+def test_a_batch_that_does_not_fit_the_model_is_the_callers_mistake():
+    expected = Expected(num_params=DIM, num_buffers=0, compares_signal=False, max_examples=10)
+
+    def batch(**columns):
+        return UpdateBatch(**{
+            "client_ids": ["a", "b"], "vectors": np.ones((2, DIM), np.float32),
+            "num_examples": [1, 1], "bases": ["", ""], "metrics": [{}, {}], **columns,
+        })  # fmt: skip
+
+    with pytest.raises(ValueError, match="metrics has 1 rows for 2 clients"):
+        batch(metrics=[{}])
+    with pytest.raises(ValueError, match="named more than once"):
+        batch(client_ids=["a", "a"])
+    with pytest.raises(ValueError, match=r"shape \(2, 3\).*send \(2, 20\) in float32"):
+        check_batch(batch(vectors=np.ones((2, 3), np.float32)), expected)
+    with pytest.raises(ValueError, match="float64"):
+        check_batch(batch(vectors=np.ones((2, DIM))), expected)
+    with pytest.raises(ValueError, match="no signals"):
+        check_batch(batch(), replace(expected, compares_signal=True))
+
+
+def test_replies_of_several_rounds_go_to_where_the_last_one_is():
+    expected = Expected(num_params=2, num_buffers=0, compares_signal=False, max_examples=10)
+
+    def replies(matrix):
+        ids = [str(i) for i in range(len(matrix))]
+        batch = UpdateBatch(
+            client_ids=ids, vectors=matrix, num_examples=[1] * len(ids), bases=ids,
+            metrics=[{}] * len(ids),
+        )  # fmt: skip
+        usable, _ = check_batch(batch, expected)
+        return [reply for _, reply in usable.values()]
+
+    first = replies(np.float32([[1, 2], [3, 4]]))
+    second = replies(torch.tensor([[5.0, 6.0]]))
+
+    assert isinstance(stacked([*first, *second], "vector"), torch.Tensor)
+    together = stacked([*second, *first], "vector")
+    assert isinstance(together, np.ndarray)
+    assert together.tolist() == [[5, 6], [1, 2], [3, 4]]
+    assert stacked(first, "vector") is first[0].rows.vector  # not a copy
+    assert stacked(first[::-1], "vector").tolist() == [[3, 4], [1, 2]]

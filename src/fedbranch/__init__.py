@@ -26,7 +26,7 @@ from fedbranch.errors import (
     InvalidUpdate,
     UnusableRun,
 )
-from fedbranch.messages import Task, Update
+from fedbranch.messages import Task, Update, UpdateBatch
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import Decision, Evidence, NeverSplit, Rule, Thresholds
 from fedbranch.runs import Round, RunFolder
@@ -66,6 +66,7 @@ __all__ = [
     "Thresholds",
     "UnusableRun",
     "Update",
+    "UpdateBatch",
     "adam",
     "bipartition",
     "cosine_error_bound",

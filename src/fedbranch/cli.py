@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,6 +124,11 @@ def _finish(experiment: Experiment, folder: Path, as_json: bool, *, resume: bool
     try:
         with _progress(experiment) as on_round:
             run_folder = experiment.run(folder, resume=resume, on_round=on_round)
+        about = run_folder.about
+        print(
+            f"fedbranch: engine {about['engine']} ({about['engine_reason']}); {_peak_memory()}",
+            file=sys.stderr,
+        )
     except KeyboardInterrupt:
         has_begun = (folder / "run.json").exists()
         hint = f"continue with: fedbranch resume {folder}" if has_begun else "nothing was run yet"
@@ -139,6 +145,26 @@ def _print(run_folder: RunFolder, as_json: bool) -> None:
         print_comparison(comparison, Console())
 
 
+def _peak_memory() -> str:
+    """Say how much memory this process, its largest worker and the GPU have taken at most."""
+    if sys.platform == "win32":
+        return "peak memory unknown"
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    own, worker = (
+        resource.getrusage(who).ru_maxrss * unit / 2**20
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    parts = [f"peak memory {own:,.0f} MiB"]
+    if worker:
+        parts.append(f"{worker:,.0f} MiB in the largest worker")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        parts.append(f"{torch.cuda.max_memory_allocated() / 2**20:,.0f} MiB on the GPU")
+    return ", ".join(parts)
+
+
 @contextmanager
 def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
     """Show a bar on a terminal, nothing elsewhere."""
@@ -148,7 +174,7 @@ def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
         BarColumn(),
         TextColumn("round {task.completed}/{task.total}"),
         TextColumn("{task.fields[news]}"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         disable=not console.is_terminal,
     ) as progress:
@@ -157,12 +183,19 @@ def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
             for method in experiment.methods
         }
 
+        last_ends: dict[str, float] = {}
+
         def on_round(method: str, entry: Round) -> None:
             task = tasks[method]
             if entry.record.round == 1:
                 progress.start_task(task)
             num_clusters = len(entry.record.cluster_sizes)
             news = f"{num_clusters} cluster{'s' if num_clusters != 1 else ''}"
+            now = time.perf_counter()
+            if method in last_ends:
+                rate = entry.num_visits / max(now - last_ends[method], 1e-9)
+                news += f", {rate:,.0f} samples/s"
+            last_ends[method] = now
             progress.update(task, completed=entry.record.round, news=news)
 
         yield on_round

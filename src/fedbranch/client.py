@@ -32,7 +32,7 @@ __all__ = [
     "sgd",
 ]
 
-OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory: TypeAlias = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 # Outputs of the model and targets, both with one row for each example, to a mean over them.
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
@@ -239,7 +239,7 @@ def local_update(
     model: nn.Module,
     initial: ModelState,
     task: Task,
-    data: Examples,
+    data: Examples | tuple[Tensor, Tensor],
     training: LocalTraining,
     *,
     seed: int,
@@ -284,7 +284,9 @@ def local_update(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Examples, training: LocalTraining) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, data: Examples | tuple[Tensor, Tensor], training: LocalTraining
+) -> dict[str, float]:
     """Measure a model on examples, in evaluation mode.
 
     Returns
@@ -410,7 +412,7 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def tensors(data: Examples, model: nn.Module) -> tuple[Tensor, Tensor]:
+def tensors(data: Examples | tuple[Tensor, Tensor], model: nn.Module) -> tuple[Tensor, Tensor]:
     """Bring examples to the model's device, floating ones also to its precision."""
     param = next(model.parameters())
     precision = param.dtype if param.is_floating_point() else None
@@ -423,4 +425,5 @@ def tensors(data: Examples, model: nn.Module) -> tuple[Tensor, Tensor]:
         dtype = precision if np.issubdtype(own.dtype, np.floating) else None
         return torch.as_tensor(own, device=param.device, dtype=dtype)
 
-    return tensor(data.x), tensor(data.y)
+    x, y = data
+    return tensor(x), tensor(y)

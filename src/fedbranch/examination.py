@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from fedbranch.core.geometry import Array, to_numpy
 from fedbranch.messages import Reply, stacked
@@ -73,10 +73,9 @@ def examine(
         return Outcome(decision)
     client_ids = tuple(sorted(replies))
     ordered = [replies[client_id] for client_id in client_ids]
-    weights = _frozen(
-        np.array([reply.weight if weighting == "examples" else 1.0 for reply in ordered])
-    )
     compared = _frozen(stacked(ordered, "compared"))
+    counts = [reply.weight if weighting == "examples" else 1.0 for reply in ordered]
+    weights = _frozen(_beside(compared, np.array(counts)))
     evidence = Evidence(
         node_id=node.id,
         round=round,
@@ -114,11 +113,9 @@ def _aggregated(aggregate: Aggregate, updates: Array, weights: Array) -> Vector:
     return np.array(step, dtype=np.float32)
 
 
-def _beside(updates: Array, vector: Vector) -> Array:
+def _beside(updates: Array, vector: Array) -> Array:
     """Bring a vector to where the updates are."""
-    if isinstance(updates, np.ndarray):
-        return vector
-    there: Array = array_namespace(updates).asarray(vector, device=updates.device)
+    there: Array = array_namespace(updates).asarray(vector, device=device(updates))
     return there
 
 

@@ -231,6 +231,7 @@ class Experiment:
     weighting: Literal["examples", "equal"] = "examples"
     evaluate_every: int = 1
     checkpoint_every: int = 10
+    engine: Literal["auto", "workers", "vectorised", "reference"] = "auto"
     baselines: tuple[BaselineName, ...] = ("fedavg",)
 
     def __post_init__(self) -> None:
@@ -347,6 +348,7 @@ class Experiment:
                 weighting=self.weighting,
                 evaluate_every=self.evaluate_every,
                 checkpoint_every=self.checkpoint_every,
+                engine=self.engine,
                 folder=folder if method == "cfl" else folder / "baselines" / method,
                 resume=resume,
                 about={"experiment": self.to_json()},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from fedbranch.checkpoint import JSON, Tensors
 from fedbranch.core.geometry import Array, to_numpy
@@ -171,22 +171,23 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
         return whole if rows == list(range(whole.shape[0])) else _taken(whole, rows)
     target = getattr(replies[-1].rows, column)
     xp = array_namespace(target)
-    place = {} if isinstance(target, np.ndarray) else {"device": target.device}
     parts = [getattr(reply.rows, column)[reply.row][None, :] for reply in replies]
     together: Array = xp.concat(
-        [xp.asarray(_like(part, target), dtype=target.dtype, **place) for part in parts]
+        [
+            xp.asarray(
+                part if isinstance(part, type(target)) else to_numpy(part),
+                dtype=target.dtype,
+                device=device(target),
+            )
+            for part in parts
+        ]
     )
     return together
 
 
-def _like(part: Array, target: Array) -> Array:
-    return part if isinstance(part, type(target)) else to_numpy(part)
-
-
 def _taken(whole: Array, rows: Sequence[int]) -> Array:
     xp = array_namespace(whole)
-    place = {} if isinstance(whole, np.ndarray) else {"device": whole.device}
-    taken: Array = xp.take(whole, xp.asarray(rows, **place), axis=0)
+    taken: Array = xp.take(whole, xp.asarray(rows, device=device(whole)), axis=0)
     return taken
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -87,18 +86,6 @@ class SeededDropout(TorchFunctionMode):
         self.num_calls = 0
         self._key = _derived(seed, 2 * step + 1)
 
-    def __enter__(self) -> SeededDropout:
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -153,4 +140,5 @@ def _derived(key: Tensor, where: int | Tensor) -> Tensor:
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
     """Shift right without copying the sign, which torch does to signed numbers."""
-    return (bits >> by) & (2 ** (64 - by) - 1)
+    shifted: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
+    return shifted

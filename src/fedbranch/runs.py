@@ -34,7 +34,13 @@ from fedbranch.records import RoundRecord
 from fedbranch.server import Server
 from fedbranch.tree import ParameterTree
 
-__all__ = ["Evaluation", "Round", "RunFolder", "mean_by_metric", "next_free_folder"]
+__all__ = [
+    "Evaluation",
+    "Round",
+    "RunFolder",
+    "mean_by_metric",
+    "next_free_folder",
+]
 
 SCHEMA = 1
 LEFTOVERS = {"run.json.tmp"}  # of a run that a crash stopped before it began

@@ -31,7 +31,7 @@ def test_cfl_before_its_first_split_is_fedavg():
 def test_local_is_every_client_training_alone():
     clients, model = make_clients(), make_model()
     initial = ModelState.of(model)
-    run = fb.local(model, clients, **SETTINGS)
+    run = fb.local(model, clients, **SETTINGS, engine="reference")
 
     server = fb.Server(len(initial.params), rule=fb.NeverSplit())
     for number in range(1, 16):

@@ -208,7 +208,7 @@ def _columns_at_hand(updates: Array) -> int:
     On the CPU what fits into the cache; elsewhere, where every operation is a launch, more.
     """
     entries = 2**16 if isinstance(updates, np.ndarray) else 2**26
-    return max(1, entries // max(1, updates.shape[0]))
+    return max(1, entries // max(1, int(updates.shape[0])))
 
 
 class _Lengths(NamedTuple):

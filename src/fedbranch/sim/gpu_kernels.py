@@ -55,7 +55,7 @@ def stacked_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, window: Windo
     window
         How the kernels move.
     """
-    result: Tensor = _Convolution.apply(x, weight, bias, window)
+    result: Tensor = _Convolution.apply(x, weight, bias, window)  # type: ignore[no-untyped-call]  # torch's annotation is missing
     return result
 
 
@@ -69,7 +69,7 @@ def stacked_max_pool2d(x: Tensor, size: tuple[int, int]) -> Tensor:
     size
         Rows and columns of a block. What is left over at the edges is ignored.
     """
-    result: Tensor = _MaxPool.apply(x, size)
+    result: Tensor = _MaxPool.apply(x, size)  # type: ignore[no-untyped-call]  # torch's annotation is missing
     return result
 
 
@@ -192,7 +192,7 @@ def _planes(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return x.contiguous(), (0, 1, 2, 3, 4)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
 def _gather_patches(  # type: ignore[no-untyped-def]  # Triton's own language
     x, patches, stride_n, stride_b, stride_c, stride_h, stride_w, num_places, depth,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -219,7 +219,7 @@ def _gather_patches(  # type: ignore[no-untyped-def]  # Triton's own language
     tl.store(patches + target, value, mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
 def _scatter_patches(  # type: ignore[no-untyped-def]  # Triton's own language
     patches, x, stride_n, stride_b, stride_c, stride_h, stride_w, num_pixels, num_places, depth,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -253,7 +253,7 @@ def _scatter_patches(  # type: ignore[no-untyped-def]  # Triton's own language
     tl.store(x + target, total.to(x.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
 def _pool(  # type: ignore[no-untyped-def]  # Triton's own language
     x, largest, where, num_results,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -277,7 +277,7 @@ def _pool(  # type: ignore[no-untyped-def]  # Triton's own language
     tl.store(where + result, place.to(tl.uint8), mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
 def _unpool(  # type: ignore[no-untyped-def]  # Triton's own language
     gradient, where, x, num_pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -298,7 +298,7 @@ def _unpool(  # type: ignore[no-untyped-def]  # Triton's own language
     tl.store(x + pixel, tl.where(is_largest, value, tl.zeros_like(value)), mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
 def _weight_gradient(  # type: ignore[no-untyped-def]  # Triton's own language
     gradient, patches, parts, num_places, depth, out_channels, PLACES_PER_PART: tl.constexpr,
     TILE_OUT: tl.constexpr, TILE_DEPTH: tl.constexpr, TILE: tl.constexpr,

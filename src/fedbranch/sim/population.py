@@ -115,7 +115,7 @@ class Population:
             new = [client_id for client_id in here if client_id not in server.tree]
             self._present = here
         else:
-            gone, new = self._going[this_round], self._coming[this_round]
+            gone, new = self._going.get(this_round, []), self._coming.get(this_round, [])
             if gone or new:
                 self._present = sorted(set(self._present) - set(gone) | set(new))
         server.remove(gone)

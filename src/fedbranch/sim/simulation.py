@@ -291,7 +291,7 @@ def _engine_of(folder: str | Path | None, asked: EngineName) -> EngineName:
     """Keep the engine that a run began with."""
     if folder is None or asked != "auto" or not (Path(folder) / "run.json").exists():
         return asked
-    began_with: EngineName = RunFolder(folder).about["engine"]
+    began_with: EngineName = RunFolder(folder).about.get("engine", asked)
     return began_with
 
 

@@ -150,14 +150,16 @@ class StackedModel:
             arguments = {**tensors.params, **tensors.buffers}
             with StackedOperations(is_mixed=self.training.precision == "bf16"):
                 if seed is None:
-                    return functional_call(self.model, arguments, (inputs,))
-                with SeededDropout(seed, step) as dropout:
-                    outputs = functional_call(self.model, arguments, (inputs,))
+                    plain: Tensor = functional_call(self.model, arguments, (inputs,))
+                    return plain
+                with (dropout := SeededDropout(seed, step)):
+                    outputs: Tensor = functional_call(self.model, arguments, (inputs,))
                 self._num_dropouts = dropout.num_calls
                 return outputs
 
         in_dims = (0, 0, None if dropped is None else 0)
-        return vmap(of_one, in_dims=in_dims, randomness="error")(stack, x, dropped)
+        outputs: Tensor = vmap(of_one, in_dims=in_dims, randomness="error")(stack, x, dropped)
+        return outputs
 
     def means(self, measure: Measure, outputs: Tensor, y: Tensor, counts: Tensor | None) -> Tensor:
         """Measure every client's outputs.

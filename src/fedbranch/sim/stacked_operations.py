@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["StackedOperations"]
+
+Extent: TypeAlias = int | list[int] | tuple[int, ...]
 
 
 class StackedOperations(TorchFunctionMode):
@@ -128,8 +130,8 @@ def gru(
 def _recurrent(
     cell: Callable[..., list[Tensor]],
     inputs: Tensor,
-    initial: Sequence[Tensor],
-    weights: Sequence[Tensor],
+    initial: Any,
+    weights: Any,
     has_biases: bool,
     num_layers: int,
     dropout: float,
@@ -204,39 +206,37 @@ def conv2d(
     input: Tensor,  # noqa: A002  # torch's name for it
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Extent = 1,
+    padding: Extent | str = 0,
+    dilation: Extent = 1,
     groups: int = 1,
 ) -> Tensor:
     """Compute what ``torch.conv2d`` does, on a GPU as products over all clients."""
     if isinstance(padding, str) or groups != 1 or not _has_kernels(input) or input.ndim != 4:
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]  # both forms of padding are allowed
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     rows, columns = weight.shape[2:]
     window = ((rows, columns), _pair(stride), _pair(padding), _pair(dilation))
-    result: Tensor = _VmapConvolution.apply(input, weight, bias, window)
+    result: Tensor = _VmapConvolution.apply(input, weight, bias, window)  # type: ignore[no-untyped-call]  # torch's annotation is missing
     return result
 
 
 def max_pool2d(
     input: Tensor,  # noqa: A002  # torch's name for it
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    kernel_size: Extent,
+    stride: Extent | None = None,
+    padding: Extent = 0,
+    dilation: Extent = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Tensor:
+) -> Any:
     """Compute what ``max_pool2d`` does; on a GPU without moving the images first."""
     size = _pair(kernel_size)
     is_simple = (stride is None or _pair(stride) == size) and _pair(padding) == (0, 0)
     is_simple = is_simple and _pair(dilation) == (1, 1) and not (ceil_mode or return_indices)
     if not is_simple or not _has_kernels(input) or input.ndim != 4:
-        result: Tensor = functional.max_pool2d(
-            input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
-        )
-        return result
-    pooled: Tensor = _VmapMaxPool.apply(input, size)
+        pool: Any = functional.max_pool2d  # whose result depends on the last argument
+        return pool(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    pooled: Tensor = _VmapMaxPool.apply(input, size)  # type: ignore[no-untyped-call]  # torch's annotation is missing
     return pooled
 
 
@@ -255,11 +255,11 @@ class _VmapConvolution(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> tuple[Tensor, int]:
-        stacked = [
+        x, weight, bias = (
             _stacked_first(tensor, dim, info.batch_size)
             for tensor, dim in zip(inputs[:3], in_dims[:3], strict=True)
-        ]
-        return _VmapConvolution._of_all(*stacked, inputs[3]), 0
+        )
+        return _VmapConvolution._of_all(x, weight, bias, inputs[3]), 0
 
     @staticmethod
     def _of_all(x: Tensor, weight: Tensor, bias: Tensor | None, window: Any) -> Tensor:
@@ -300,7 +300,7 @@ def _stacked_first(tensor: Any, dim: int | None, num_clients: int) -> Any:
     return tensor.movedim(dim, 0)
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+def _pair(value: Extent) -> tuple[int, int]:
     if isinstance(value, int):
         return value, value
     first, *rest = value

@@ -8,10 +8,9 @@ what its row goes on computing is nobody's result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -30,10 +29,13 @@ from fedbranch.data import ClientData, Examples
 from fedbranch.errors import ClientFailed
 from fedbranch.messages import Task, UpdateBatch
 from fedbranch.randomness import permutations
+from fedbranch.sim.reference import Reference
 from fedbranch.sim.stacked_model import CannotStack, Stack, StackedModel
 from fedbranch.tree import Node
 
 __all__ = ["Vectorised"]
+
+Result = TypeVar("Result")
 
 # What a chunk of clients may take in memory. The larger, the less overhead per client.
 CPU_CHUNK_BYTES = 2**29
@@ -67,6 +69,7 @@ class Vectorised:
         self.device = initial.params.device
         self._model = model
         self._clients = clients
+        self._reference = Reference(model, initial, clients, training)
         _check_shapes(clients)
         largest = max((client.train for client in clients.values()), key=lambda part: len(part.x))
         with products_in(training.precision, self.device):
@@ -83,12 +86,15 @@ class Vectorised:
         """Let every client with a task train."""
         ids = list(tasks)
         sizes = {i: len(self._clients[i].train.x) for i in ids}
-        with products_in(self.training.precision, self.device):
-            chunks = list(self._chunks(ids, sizes, self.training.batch_size + 1))
-            parts = []
-            for chunk in chunks:
-                with _naming(chunk, "trained"):
-                    parts.append(self._train(chunk, tasks, seeds))
+        chunks, parts = [], []
+        for chunk, trained in self._in_turn(
+            self._chunks(ids, sizes, self.training.batch_size + 1),
+            lambda chunk: self._train(chunk, tasks, seeds),
+            lambda client_id: self._reference.updates({client_id: tasks[client_id]}, seeds),
+        ):
+            chunks.append(chunk)
+            parts.append(trained)
+        self._forget_shelves("training", but=chunks)
         ordered = [client_id for chunk in chunks for client_id in chunk]
         return UpdateBatch(
             client_ids=ordered,
@@ -107,7 +113,7 @@ class Vectorised:
     def _train(
         self, ids: Sequence[str], tasks: Mapping[str, Task], seeds: Mapping[str, int]
     ) -> _Trained:
-        shelf = self._shelf(ids, "train")
+        shelf = self._shelf(ids, "train", "training")
         schedule = shelf.schedule(self.training)
         before, before_buffers = self._states([tasks[i] for i in ids])
         start = self.stacked.stack(before, before_buffers)
@@ -179,18 +185,22 @@ class Vectorised:
         ids = [i for i in at if getattr(self._clients[i], part) is not None]
         sizes = {i: len(getattr(self._clients[i], part).x) for i in ids}
         measured: dict[str, dict[str, float]] = {}
-        with torch.no_grad(), products_in(self.training.precision, self.device):
-            for chunk in self._chunks(ids, sizes, EVALUATION_BATCH_SIZE, for_training=False):
-                with _naming(chunk, "evaluated"):
-                    values = self._measure(chunk, at, part)
-                for row, client_id in enumerate(chunk):
-                    measured[client_id] = {name: float(v[row]) for name, v in values.items()}
+        chunks = list(self._chunks(ids, sizes, EVALUATION_BATCH_SIZE, for_training=False))
+        self._forget_shelves(f"measuring {part}", but=chunks)
+        for chunk, values in self._in_turn(
+            chunks,
+            lambda chunk: self._measure(chunk, at, part),
+            lambda client_id: self._reference.measure({client_id: at[client_id]}, part),
+        ):
+            for row, client_id in enumerate(chunk):
+                measured[client_id] = {name: float(v[row]) for name, v in values.items()}
         return measured
 
+    @torch.no_grad()
     def _measure(
         self, ids: Sequence[str], at: Mapping[str, Node], part: Literal["train", "test"]
     ) -> dict[str, NDArray[np.float64]]:
-        shelf = self._shelf(ids, part)
+        shelf = self._shelf(ids, part, f"measuring {part}")
         stack = self.stacked.stack(*self._states([at[i] for i in ids]))
         measures = self.training.measures
         can_pad = self.stacked.rows_are_independent and all(self.stacked.measures_rows.values())
@@ -209,6 +219,37 @@ class Vectorised:
 
     # What both need
 
+    def _in_turn(
+        self,
+        chunks: Iterable[list[str]],
+        together: Callable[[list[str]], Result],
+        alone: Callable[[str], object],
+    ) -> Iterator[tuple[list[str], Result]]:
+        """Do the work chunk by chunk; where memory does not suffice, in halves."""
+        waiting = list(chunks)[::-1]
+        while waiting:
+            chunk = waiting.pop()
+            try:
+                with products_in(self.training.precision, self.device):
+                    result = together(chunk)
+            except torch.OutOfMemoryError:
+                if len(chunk) == 1:
+                    raise
+                self._lanes.clear()
+                self._shelves.clear()
+                torch.cuda.empty_cache()
+                half = len(chunk) // 2
+                waiting += [chunk[half:], chunk[:half]]
+                continue
+            except Exception as error:
+                for client_id in chunk:
+                    alone(client_id)  # raises, with its name, if it is this client's fault
+                raise ClientFailed(
+                    f"{len(chunk)} clients could not be trained or measured as one stack: {error}; "
+                    "take engine='reference'"
+                ) from error
+            yield chunk, result
+
     def _states(self, places: Sequence[Task | Node]) -> tuple[Tensor, Tensor]:
         """Give the parameters and buffers at nodes, one row for each place."""
         number: dict[int, int] = {}
@@ -226,17 +267,22 @@ class Vectorised:
             flat.append(states.expand(len(places), -1) if is_one else states[chosen])
         return flat[0], flat[1]
 
-    def _shelf(self, ids: Sequence[str], part: Literal["train", "test"]) -> _Shelf:
+    def _shelf(self, ids: Sequence[str], part: Literal["train", "test"], purpose: str) -> _Shelf:
         """Lay the rows of clients behind each other; kept while the same are asked for."""
-        key = (part, *ids)
-        if key not in self._shelves:
-            examples = [getattr(self._clients[i], part) for i in ids]
-            shelf = _Shelf(examples, self._model)
+        key = (purpose, *ids)
+        shelf = self._shelves.get(key)
+        if shelf is None:
+            shelf = _Shelf([getattr(self._clients[i], part) for i in ids], self._model)
             kept = sum(other.num_bytes for other in self._shelves.values())
-            if kept + shelf.num_bytes > self._kept_bytes:
-                self._shelves.clear()
-            self._shelves[key] = shelf
-        return self._shelves[key]
+            if kept + shelf.num_bytes <= self._kept_bytes:
+                self._shelves[key] = shelf
+        return shelf
+
+    def _forget_shelves(self, purpose: str, but: Iterable[list[str]]) -> None:
+        """Drop the rows of clients that were not asked for this time."""
+        asked = {(purpose, *ids) for ids in but}
+        for key in [key for key in self._shelves if key[0] == purpose and key not in asked]:
+            del self._shelves[key]
 
     @property
     def _kept_bytes(self) -> float:
@@ -290,9 +336,10 @@ class Vectorised:
             seen[tensor.data_ptr()] = max(tensor.nbytes, seen.get(tensor.data_ptr(), 0))
             return tensor
 
-        model = self.stacked.model.train()
+        model = self._model.train()
+        devices = [self.device] if self.device.type == "cuda" else []
         with (
-            torch.random.fork_rng(devices=[]),
+            torch.random.fork_rng(devices=devices),
             torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         ):
             self.training.loss(model(x), y)
@@ -594,16 +641,3 @@ def _check_shapes(clients: Mapping[str, ClientData]) -> None:
         }
         if len(kinds) > 1:
             raise CannotStack(f"the clients' {part} examples differ in shape or type")
-
-
-@contextmanager
-def _naming(client_ids: Sequence[str], what: str) -> Iterator[None]:
-    """Say among whom an error arose."""
-    try:
-        yield
-    except Exception as error:
-        shown = ", ".join(map(repr, client_ids[:3])) + (", ..." if len(client_ids) > 3 else "")
-        raise ClientFailed(
-            f"the clients {shown} could not be {what} together: {error}; "
-            "engine='reference' takes them one by one and names the one"
-        ) from error

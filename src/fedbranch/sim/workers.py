@@ -12,13 +12,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, tensors
 from fedbranch.data import ClientData, Examples
@@ -147,7 +148,11 @@ class Workers:
             process = context.Process(
                 target=_serve, args=(theirs, [ours, *others], self._work), daemon=True
             )
-            process.start()
+            with warnings.catch_warnings():
+                # Python warns that other threads may hold locks. Ours needs none of them: it
+                # talks through its pipe and computes with one thread.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours))
 
@@ -228,7 +233,7 @@ class _Work:
         self.clients = clients
         self.training = training
         self.places: dict[str, tuple[Vector, Vector]] = {}
-        self._prepared: dict[tuple[str, str], Examples] = {}
+        self._prepared: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
     def do(self, job: _Job) -> dict[str, Any]:
         """Give the result for each client of a job."""
@@ -248,11 +253,11 @@ class _Work:
             self.initial.moved_by(params, buffers).load_into(self.model)
             return evaluate(self.model, data, self.training)
 
-    def _tensors(self, client_id: str, part: str, raw: Examples) -> Examples:
+    def _tensors(self, client_id: str, part: str, raw: Examples) -> tuple[Tensor, Tensor]:
         """See the arrays as tensors, prepared once."""
         key = (client_id, part)
         if key not in self._prepared:
-            self._prepared[key] = Examples(*tensors(raw, self.model))
+            self._prepared[key] = tensors(raw, self.model)
         return self._prepared[key]
 
 
@@ -282,7 +287,10 @@ def _serve(connection: Connection, inherited: Sequence[Connection], work: _Work)
             except Exception as raised:
                 error = raised if isinstance(raised, ClientFailed) else ClientFailed(repr(raised))
                 error.__cause__ = None  # it may not survive the way to the parent
-            connection.send((number, result, error))
+            try:
+                connection.send((number, result, error))
+            except BrokenPipeError:
+                return
 
 
 def _keep_memory() -> None:
