@@ -1,7 +1,7 @@
 import json
 import os
-import re
 import pty
+import re
 import shutil
 import signal
 import subprocess
