@@ -56,12 +56,11 @@ class Schedule:
     def __init__(self, sizes: NDArray[np.int64], training: LocalTraining) -> None:
         self.num_clients = len(sizes)
         self._sizes = sizes
-        self._batch_size = training.batch_size
         self._per_pass = np.array([training.batches_per_pass(int(size)) for size in sizes])
         self._steps = np.array([training.num_steps(int(size)) for size in sizes])
         self.num_steps = int(self._steps.max())
         step = np.arange(self.num_steps)[:, None]
-        self._pass, batch = np.divmod(step, self._per_pass)
+        self._pass, batch = np.divmod(np.minimum(step, self._steps - 1), self._per_pass)
         self._start = batch * training.batch_size
         is_last = batch == self._per_pass - 1
         counts = np.where(is_last, sizes - self._start, training.batch_size)
@@ -92,7 +91,7 @@ class Schedule:
         column = torch.arange(self.width, device=device)
         place = (start[:, :, None] + column).clamp(max=largest - 1)
         client = torch.arange(self.num_clients, device=device)[None, :, None]
-        rows = orders[client, number[:, :, None].clamp(max=len(passes) - 1), place]
+        rows = orders[client, number[:, :, None], place]
         return offsets[None, :, None] + torch.where(column < counts[:, :, None], rows, 0)
 
 

@@ -300,8 +300,16 @@ class Vectorised:
         """Cut clients into chunks of similar length that fit into memory."""
         budget = self._memory if self.device.type == "cuda" else CPU_CHUNK_BYTES
         copies = 6 if for_training else 2  # parameters, gradients, optimiser state, results
-        rows = min(width, max(sizes.values(), default=1))
-        per_client = 4 * copies * self.initial.params.numel() + rows * self._row_bytes
+        longest = max(sizes.values(), default=1)
+        per_client = 4 * copies * self.initial.params.numel()
+        per_client += min(width, longest) * self._row_bytes
+        if for_training:  # and the order of its rows, in every pass
+            num_steps = max(self._num_steps[i] for i in ids)
+            shortest = min(sizes.values())
+            num_passes = self.training.epochs or -(
+                -num_steps // self.training.batches_per_pass(shortest)
+            )
+            per_client += 8 * (num_passes * longest + num_steps * width)
         largest = max(1, int(budget / per_client))
         length = self._num_steps if for_training else sizes
         ordered = sorted(ids, key=lambda client_id: -length[client_id])  # stable
