@@ -400,7 +400,8 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, s
 
 def _evaluation_batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     size = EVALUATION_BATCH_SIZE
-    return zip(torch.split(x, size), torch.split(y, size), strict=True)
+    for inputs, targets in zip(torch.split(x, size), torch.split(y, size), strict=True):
+        yield inputs.clone(), targets  # a model may write into its inputs, and they are the user's
 
 
 def trainable(model: nn.Module) -> Iterator[nn.Parameter]:

@@ -172,3 +172,30 @@ def test_where_processes_cannot_be_forked_the_reference_does_the_work(monkeypatc
 
     assert ended.engine.name == "reference"
     assert "Linux" in ended.engine.reason
+
+
+def test_large_models_at_several_leaves_do_not_block_the_pipes():
+    rng = np.random.default_rng(0)
+    clients = {
+        f"c{i}": fb.ClientData(
+            train=(rng.normal(size=(20, 200)), rng.integers(0, 3, 20)), group=str(i % 3)
+        )
+        for i in range(9)
+    }
+    model = seeded(lambda: nn.Sequential(nn.Linear(200, 2000), nn.ReLU(), nn.Linear(2000, 3)))
+
+    ended = fb.oracle(
+        model, clients, rounds=2, training=fb.LocalTraining(epochs=1), engine="workers",
+        num_workers=2,
+    )  # fmt: skip
+
+    assert len(ended.clusters) == 3
+
+
+def test_a_daemonic_process_has_no_workers_and_says_so(monkeypatch):
+    monkeypatch.setitem(workers.multiprocessing.current_process()._config, "daemon", True)
+
+    ended = run(mlp(), engine="workers")
+
+    assert ended.engine.name == "reference"
+    assert "daemonic" in ended.engine.reason

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbranch.client import LocalTraining, trainable
+from fedbranch.randomness import SeededDropout
 
 __all__ = ["arranged_for_cpu", "pooled_first"]
 
@@ -66,9 +67,12 @@ def arranged_for_cpu(model: nn.Module, training: LocalTraining, x: Tensor, y: Te
 def _loss_and_gradients(
     model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor
 ) -> list[Tensor]:
-    tried = copy.deepcopy(model).eval()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        loss = training.loss(tried(x), y)
-    gradients = torch.autograd.grad(loss, list(trainable(tried)), allow_unused=True)
-    return [loss, *(gradient for gradient in gradients if gradient is not None)]
+    found: list[Tensor] = []
+    for is_training in (True, False):
+        tried = copy.deepcopy(model).train(is_training)
+        with torch.random.fork_rng(devices=[]), SeededDropout(torch.tensor(1), 0):
+            torch.manual_seed(0)
+            loss = training.loss(tried(x.clone()), y)
+        gradients = torch.autograd.grad(loss, list(trainable(tried)), allow_unused=True)
+        found += [loss, *(gradient for gradient in gradients if gradient is not None)]
+    return found

@@ -7,7 +7,7 @@ client sees another's data or parameters: every number has its own row.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -59,7 +59,12 @@ class StackedModel:
     training
         Its loss, optimiser and precision.
     x, y
-        Some examples, to try it on.
+        Some examples, as different from each other as can be, to try it on.
+
+    Attributes
+    ----------
+    can_pad_training, can_pad_measuring
+        Whether rows that do not count may stand behind those that do.
 
     Raises
     ------
@@ -84,8 +89,11 @@ class StackedModel:
         self.precision = next(iter(self._params.values())).dtype
         _check_optimizer(training, self.model)
         self.has_dropout = True
+        self.can_pad_training = False
+        self.can_pad_measuring = False
+        self._lane_by_lane: set[Measure] = set()  # metrics that vmap cannot do
         try:
-            self._try_out(x[:TRIED_ROWS], y[:TRIED_ROWS])
+            self._try_out(x, y)
         except CannotStack:
             raise
         except Exception as error:  # whatever a user's module does that vmap does not know
@@ -181,6 +189,10 @@ class StackedModel:
         """
         if self.training.precision == "bf16" and outputs.is_floating_point():
             outputs = outputs.float()
+        if measure in self._lane_by_lane:
+            assert counts is None, "such metrics are never padded"
+            lanes = zip(outputs, y, strict=True)
+            return torch.stack([torch.as_tensor(measure(*lane)) for lane in lanes])
         if counts is None:
             return vmap(measure)(outputs, y)
         values = self.by_row(measure, outputs, y)
@@ -198,99 +210,151 @@ class StackedModel:
     # Trying out
 
     def _try_out(self, x: Tensor, y: Tensor) -> None:
-        """Compare with the model itself, and find out what it does with its rows."""
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            self._num_dropouts = 0
-            seeds = torch.tensor([1, 2], device=self.device)
-            with torch.no_grad():
-                stacked = self.outputs(
-                    self._two(), torch.stack([x, x.flip(0)]), train=True, seeds=seeds
-                )
-                self.has_dropout = self._num_dropouts > 0
-                alone = self._alone(x, seed=1)
-            if not isinstance(alone, Tensor) or len(alone) != len(x):
-                raise CannotStack("the model does not return one row for each example")
-            if not self._close(stacked[0].to(alone.dtype), alone):
-                raise CannotStack("under vmap it computes something else")
-            with torch.no_grad():
-                self.rows_are_independent = len(x) == 1 or (
-                    self._close(alone[:1], self._alone(x[:1].expand(x.shape), seed=1)[:1])
-                )
-            self.measures_rows = {
-                name: self._is_row_mean(measure, alone, y)
-                for name, measure in self.training.measures.items()
-            }
-            self._try_gradient(x, y, seeds)
+        """Compare two models side by side with each by itself, and find out what may be padded.
 
-    def _two(self) -> Stack:
+        Raises
+        ------
+        CannotStack
+            Whatever vmap does otherwise than the model itself.
+        """
+        few = max(1, len(x) - len(x) // 3)
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            self._compare(x, y, len(x), is_training=True)
+            self._compare(x, y, len(x), is_training=False)
+            if few == len(x):
+                return  # with a single row there is nothing to find out
+            self.can_pad_training = self._can_pad(x, y, few, is_training=True)
+            can_pad_outputs = self._can_pad(x, y, few, is_training=False)
+        self.can_pad_measuring = can_pad_outputs and not self._lane_by_lane
+
+    def _can_pad(self, x: Tensor, y: Tensor, num_rows: int, *, is_training: bool) -> bool:
+        try:
+            self._compare(x, y, num_rows, is_training=is_training)
+        except CannotStack:
+            return False
+        return True
+
+    def _compare(self, x: Tensor, y: Tensor, num_rows: int, *, is_training: bool) -> None:
+        """Run both ways, with all rows or with the last ones as padding."""
+        stack = self._two_models()
+        untouched = {name: param.detach().clone() for name, param in stack.params.items()}
+        inputs = torch.stack([x, x.flip(0)])
+        targets = torch.stack([y, y.flip(0)])
+        is_padded = num_rows < len(x)
+        if is_padded:
+            inputs[:, num_rows:], targets[:, num_rows:] = inputs[:, :1], targets[:, :1]
+        counts = torch.full((2,), num_rows, device=self.device) if is_padded else None
+        seeds = torch.tensor([1, 2], device=self.device)
+        self._num_dropouts = 0
+        outputs = self.outputs(stack, inputs.clone(), train=is_training, seeds=seeds)
+        if is_training and not is_padded:
+            self.has_dropout = self._num_dropouts > 0
+        if any(not torch.equal(stack.params[name], kept) for name, kept in untouched.items()):
+            raise CannotStack("it changes its parameters by itself")
+        loss = self.training.loss
+        losses = self.means(loss, outputs, targets, counts)
+        # Not all models allow a gradient in evaluation mode; cuDNN's recurrent layers do not.
+        has_gradient = is_training or self.training.send_gradient
+        gradients: Sequence[Tensor | None] = ()
+        if has_gradient:
+            gradients = torch.autograd.grad(
+                losses.sum(), list(stack.params.values()), allow_unused=True
+            )
+        for lane in range(2):
+            rows, goals = inputs[lane, :num_rows], targets[lane, :num_rows]
+            alone = self._alone(stack, untouched, lane, is_training)
+            dropout = SeededDropout(seeds[lane], 0)
+            with dropout, mixed_precision(self.training.precision, self.device):
+                theirs = alone(rows.clone())
+                if not isinstance(theirs, Tensor) or len(theirs) != num_rows:
+                    raise CannotStack("the model does not return one row for each example")
+                their_loss = loss(theirs, goals)
+            self._agree(outputs[lane, :num_rows].to(theirs.dtype), theirs, "outputs")
+            self._agree(losses[lane].to(their_loss.dtype), their_loss, "losses")
+            if has_gradient:
+                expected = torch.autograd.grad(
+                    their_loss, list(trainable(alone)), allow_unused=True
+                )
+                own = [g if g is None else g[lane] for g in gradients]
+                self._agree_on_gradients(own, expected)
+            for name, buffer in alone.named_buffers():
+                self._agree(stack.buffers[name][lane], buffer, "buffers")
+            if not is_training:
+                self._compare_measures(outputs, targets, counts, lane, theirs.detach(), goals)
+
+    def _compare_measures(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        counts: Tensor | None,
+        lane: int,
+        theirs: Tensor,
+        goals: Tensor,
+    ) -> None:
+        for measure in self.training.measures.values():
+            with mixed_precision(self.training.precision, self.device):
+                expected = measure(theirs, goals)
+            if measure not in self._lane_by_lane and measure is not self.training.loss:
+                try:
+                    self.means(measure, outputs.detach(), targets, counts)
+                except Exception:  # whatever a user's metric does that vmap does not know
+                    self._lane_by_lane.add(measure)
+            if counts is not None and measure in self._lane_by_lane:
+                raise CannotStack("it has metrics that know no padding")
+            found = self.means(measure, outputs.detach(), targets, counts)[lane]
+            self._agree(found.to(expected.dtype), expected, "metrics")
+
+    def _two_models(self) -> Stack:
+        """Stack the model and another one, a little larger in all parameters."""
         return Stack(
-            {name: torch.stack([p.detach()] * 2) for name, p in self._params.items()},
+            {
+                name: torch.stack([p.detach(), 1.1 * p.detach()]).requires_grad_()
+                for name, p in self._params.items()
+            },
             {name: torch.stack([b.detach()] * 2) for name, b in self._buffers.items()},
         )
 
-    def _alone(self, x: Tensor, *, seed: int) -> Tensor:
-        model = copy.deepcopy(self._original).train()
-        dropout = SeededDropout(torch.tensor(seed, device=self.device), 0)
-        with dropout, mixed_precision(self.training.precision, self.device):
-            outputs: Tensor = model(x)
-        return outputs
+    def _alone(
+        self, stack: Stack, params: Mapping[str, Tensor], lane: int, is_training: bool
+    ) -> nn.Module:
+        """Copy the user's own model, with the parameters of a lane and fresh buffers."""
+        model = copy.deepcopy(self._original).train(is_training)
+        own = dict(model.named_parameters())
+        with torch.no_grad():
+            for name in stack.params:
+                own[name].copy_(params[name][lane])
+        return model
 
-    def _is_row_mean(self, measure: Measure, outputs: Tensor, y: Tensor) -> bool:
-        with mixed_precision(self.training.precision, self.device):
-            whole = measure(outputs, y)
-            rows = torch.stack(
-                [measure(outputs[i : i + 1], y[i : i + 1]) for i in range(len(outputs))]
-            )
-        return whole.shape == () and self._close(whole, rows.to(whole.dtype).mean())
-
-    def _try_gradient(self, x: Tensor, y: Tensor, seeds: Tensor) -> None:
-        stack = self._two()
-        for param in stack.params.values():
-            param.requires_grad_()
-        outputs = self.outputs(stack, torch.stack([x, x]), train=True, seeds=seeds)
-        losses = self.means(self.training.loss, outputs, torch.stack([y, y]), None)
-        found = torch.autograd.grad(losses.sum(), list(stack.params.values()), allow_unused=True)
-        with mixed_precision(self.training.precision, self.device):
-            loss = self.training.loss(self._with_gradient(x), y)
-        expected = torch.autograd.grad(loss, self._reference_params, allow_unused=True)
-        pairs = list(zip(found, expected, strict=True))
-        if any((ours is None) != (theirs is None) for ours, theirs in pairs):
+    def _agree_on_gradients(
+        self, ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]
+    ) -> None:
+        pairs = list(zip(ours, theirs, strict=True))
+        if any((our is None) != (their is None) for our, their in pairs):
             raise CannotStack("under vmap it uses other parameters")
-        if any(theirs is not None and theirs.is_sparse for _, theirs in pairs):
+        if any(their is not None and their.is_sparse for _, their in pairs):
             raise CannotStack("it has sparse gradients")
         # As one vector: where a gradient vanishes, as before BatchNorm, rounding is all of it.
-        ours, theirs = (
-            torch.cat([g.reshape(-1) for g in gradients])
-            for gradients in zip(
-                *((g[0], h) for g, h in pairs if g is not None and h is not None), strict=True
+        both = [(our, their) for our, their in pairs if our is not None and their is not None]
+        if both:
+            our_all, their_all = (
+                torch.cat([g.reshape(-1) for g in part]) for part in zip(*both, strict=True)
             )
-        )
-        if not self._close(ours, theirs):
-            raise CannotStack("under vmap it has other gradients")
+            self._agree(our_all, their_all, "gradients")
 
-    def _close(self, ours: Tensor, theirs: Tensor) -> bool:
-        """Say whether two results agree but for rounding."""
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return False
-        scale = max(float(theirs.abs().max()), 1e-6) if theirs.numel() else 1.0
-        tolerance = 0.02 if self.device.type == "cuda" else 1e-3
-        if self.training.precision == "bf16":
-            tolerance = 0.1
-        tolerance *= scale
-        return torch.allclose(
-            ours.double(), theirs.double(), rtol=0, atol=tolerance, equal_nan=True
-        )
-
-    def _with_gradient(self, x: Tensor) -> Tensor:
-        model = copy.deepcopy(self._original).train()
-        self._reference_params = list(trainable(model))
-        dropout = SeededDropout(torch.tensor(1, device=self.device), 0)
-        with dropout:
-            outputs: Tensor = model(x)
-        return outputs
-
-
-TRIED_ROWS = 4
+    def _agree(self, ours: Tensor, theirs: Tensor, what: str) -> None:
+        """Raise unless two results are equal but for rounding."""
+        if ours.shape == theirs.shape and ours.dtype == theirs.dtype:
+            ours, theirs = ours.detach().double(), theirs.detach().double()
+            scale = float(theirs.abs().nan_to_num().max()) if theirs.numel() else 0.0
+            tolerance = 0.02 if self.device.type == "cuda" else 1e-3
+            if self.training.precision == "bf16":
+                tolerance = 0.1
+            if torch.allclose(
+                ours, theirs, rtol=0, atol=tolerance * max(scale, 1e-6), equal_nan=True
+            ):
+                return
+        raise CannotStack(f"under vmap it has other {what}")
 
 
 def _do_nothing() -> None:
@@ -309,6 +373,9 @@ def _check_optimizer(training: LocalTraining, model: nn.Module) -> None:
     if type(optimizer) not in ELEMENTWISE_OPTIMIZERS:
         raise CannotStack(f"{type(optimizer).__name__} may look at several numbers at once")
     grouped = [param for group in optimizer.param_groups for param in group["params"]]
+    has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    if has_hooks or "step" in vars(optimizer):
+        raise CannotStack("its optimiser's steps are changed from outside")
     if len(optimizer.param_groups) > 1 or len(grouped) != len(params):
         raise CannotStack("its optimiser treats parameters differently")
 

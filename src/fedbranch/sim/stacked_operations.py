@@ -185,6 +185,28 @@ def _recurrent(
     return outputs, [torch.stack(parts) for parts in zip(*ends, strict=True)]
 
 
+def embedding(
+    input: Tensor,  # noqa: A002  # torch's name for it
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Compute what ``embedding`` does; vmap would look for the padding in one client only."""
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise RuntimeError(
+            f"an embedding with max_norm {max_norm}, scale_grad_by_freq {scale_grad_by_freq}, "
+            f"sparse {sparse} (norm_type {norm_type}) has no stacked form"
+        )
+    vectors = functional.embedding(input, weight)
+    if padding_idx is None:
+        return vectors
+    is_padding = (input == padding_idx)[..., None]
+    return torch.where(is_padding, vectors.detach(), vectors)
+
+
 def linear(
     input: Tensor,  # noqa: A002  # torch's name for it
     weight: Tensor,
@@ -319,6 +341,7 @@ def _has_triton() -> bool:
 _REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.lstm: lstm,
     torch.gru: gru,
+    functional.embedding: embedding,
     functional.linear: linear,
     torch.conv2d: conv2d,
     functional.max_pool2d: max_pool2d,

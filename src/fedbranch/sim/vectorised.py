@@ -25,7 +25,7 @@ from fedbranch.client import (
     tensors,
 )
 from fedbranch.core.geometry import Array
-from fedbranch.data import ClientData, Examples
+from fedbranch.data import ClientData
 from fedbranch.errors import ClientFailed
 from fedbranch.messages import Task, UpdateBatch
 from fedbranch.sim.lanes import Lanes, Part
@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 CPU_CHUNK_BYTES = 2**29
 GPU_MEMORY_SHARE = 0.2
 KEPT_LANES = 3
+TRIED_CLIENTS = 8
 # Clients in one chunk may have this share of the largest one's steps, or more: beyond their
 # own steps they only wait.
 LEAST_STEPS_SHARE = 0.75
@@ -72,11 +73,11 @@ class Vectorised:
         self._clients = clients
         self._reference = Reference(model, initial, clients, training)
         _check_shapes(clients)
-        largest = max((client.train for client in clients.values()), key=lambda part: len(part.x))
+        x, y = _tried_rows(clients, model)
         with products_in(training.precision, self.device):
-            self.stacked = StackedModel(model, training, *tensors(largest, model))
-        self.pads = self.stacked.rows_are_independent and self.stacked.measures_rows["loss"]
-        self._row_bytes = self._measured_row_bytes(largest)
+            self.stacked = StackedModel(model, training, x, y)
+        self.pads = self.stacked.can_pad_training
+        self._row_bytes = self._measured_row_bytes(x, y)
         self._num_steps = {i: training.num_steps(len(c.train.x)) for i, c in clients.items()}
         self._shelves: dict[tuple[str, ...], Shelf] = {}
         self._lanes: dict[tuple[object, ...], Lanes] = {}
@@ -164,7 +165,8 @@ class Vectorised:
         for rows, counts in shelf.blocks(EVALUATION_BATCH_SIZE):
             share = torch.from_numpy(counts / shelf.sizes).to(self.device, torch.float32)
             losses = torch.zeros(len(counts), device=self.device)
-            for lanes, own_counts in groups(counts, pads=self.pads, width=rows.shape[1]):
+            can_pad = self.stacked.can_pad_measuring
+            for lanes, own_counts in groups(counts, pads=can_pad, width=rows.shape[1]):
                 part = Part(Stack(params, stack.buffers), rows, lanes, own_counts)
                 outputs, y = part.outputs(self.stacked, shelf, train=False)
                 means = self.stacked.means(self.training.loss, outputs, y, part.counts)
@@ -204,7 +206,7 @@ class Vectorised:
         shelf = self._shelf(ids, part, f"measuring {part}")
         stack = self.stacked.stack(*self._states([at[i] for i in ids]))
         measures = self.training.measures
-        can_pad = self.stacked.rows_are_independent and all(self.stacked.measures_rows.values())
+        can_pad = self.stacked.can_pad_measuring
         totals = {
             name: torch.zeros(len(ids), dtype=torch.float64, device=self.device)
             for name in measures
@@ -336,9 +338,8 @@ class Vectorised:
             )
         return self._lanes[shape]
 
-    def _measured_row_bytes(self, examples: Examples) -> int:
+    def _measured_row_bytes(self, x: Tensor, y: Tensor) -> int:
         """Measure what the model remembers of one row for its gradient."""
-        x, y = (part[:2] for part in tensors(examples, self._model))
         seen: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -351,7 +352,7 @@ class Vectorised:
             torch.random.fork_rng(devices=devices),
             torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         ):
-            self.training.loss(model(x), y)
+            self.training.loss(model(x.clone()), y)
         own = {param.data_ptr() for param in model.parameters()}
         kept = sum(size for pointer, size in seen.items() if pointer not in own)
         return max(1, 3 * kept // len(x) + x.element_size() * x[0].numel())
@@ -366,6 +367,24 @@ class _Trained:
     buffers: Tensor
     signals: Tensor | None
     losses: NDArray[np.float64]
+
+
+def _tried_rows(clients: Mapping[str, ClientData], model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Take the first and last rows of several clients, floating ones with a little noise.
+
+    Equal rows, or rows of one class, would not show what a model or a loss does with
+    different ones.
+    """
+    examples = [client.train for client in clients.values()]
+    chosen = examples[:: -(-len(examples) // TRIED_CLIENTS)]
+    pairs = [tensors(part, model) for part in chosen]
+    x, y = (torch.cat([torch.cat([p[i][:2], p[i][-2:]]) for p in pairs]) for i in range(2))
+    if x.is_floating_point():
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float32)
+        spread = x.double().nan_to_num().std().clamp(min=0.1)
+        x = x + (0.1 * spread * noise.to(x.device)).to(x.dtype)
+    return x, y
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -72,11 +72,13 @@ class Workers:
     ) -> None:
         if sys.platform != "linux":
             raise CannotFork("processes can be forked safely on Linux only")
+        if multiprocessing.current_process().daemon:
+            raise CannotFork("a daemonic process, such as one of a pool, can have no processes")
         if torch.cuda.is_available():
             raise CannotFork("torch cannot compute gradients in forked processes beside a GPU")
         self._clients = clients
         largest = max((client.train for client in clients.values()), key=lambda part: len(part.x))
-        some_x, some_y = (part[:4] for part in tensors(largest, model))
+        some_x, some_y = (part[:4].clone() for part in tensors(largest, model))
         own = arranged_for_cpu(model, training, some_x, some_y)
         self._work = _Work(own, initial, clients, training)
         self._num_workers = min(num_workers or num_cores(), len(clients))
@@ -127,14 +129,14 @@ class Workers:
         results: dict[int, dict[str, Any]] = {}
         for _ in range(AHEAD):
             for worker in self._workers:
-                if waiting:
+                if waiting and worker.can_take(waiting[-1][1]):
                     worker.give(*waiting.pop(), places)
         while len(results) < len(jobs):
             for connection in wait([w.connection for w in self._workers if w.num_open]):
                 worker = next(w for w in self._workers if w.connection is connection)
                 number, result = worker.receive()
                 results[number] = result
-                if waiting:
+                while waiting and worker.can_take(waiting[-1][1]):
                     worker.give(*waiting.pop(), places)
         return [results[number] for number in range(len(jobs))]
 
@@ -188,6 +190,14 @@ class _Worker:
             self.connection.send((kind, content))
         except (BrokenPipeError, ConnectionResetError):
             raise self._is_gone() from None
+
+    def can_take(self, job: _Job) -> bool:
+        """Say whether it can be given another job without waiting for it.
+
+        Parameters are sent to idle workers only: a busy one may be sending a result, and
+        would not read ours while we do not read its.
+        """
+        return self.num_open == 0 or (self.num_open < AHEAD and job.base in self.known)
 
     def give(self, number: int, job: _Job, places: Mapping[str, tuple[Vector, Vector]]) -> None:
         if job.base not in self.known:
