@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedbranch as fb
+from fedbranch.sim.stacked_model import is_mean_over_rows
 from sim.test_vectorised import make_clients, mlp, seeded
 
 RAGGED = [23, 30, 40, 41, 9]
@@ -25,6 +26,33 @@ def with_equal_first_rows(clients):
     for client in clients.values():
         client.train.x[:4] = 0.0
     return clients
+
+
+def of_one_class_at_both_ends(clients):
+    for client in clients.values():
+        client.train.y[:2] = client.train.y[-2:] = 0
+    return clients
+
+
+def partly_ignored(clients):
+    for client in clients.values():
+        client.train.y[5:8] = -100
+    return clients
+
+
+def precision(outputs, targets):
+    found = outputs.argmax(1) == 1
+    return (found & (targets == 1)).sum() / found.sum().clamp(min=1)
+
+
+def padded_at_the_end(module, x):
+    table = module.layer.weight.t()  # (6, 3): six words
+    words = (x[:, 0] * 2).long().clamp(0, 4) + (x[:, 1] > 1).long()
+    return functional.embedding(words, table, padding_idx=-1)
+
+
+def mean_as_a_number(outputs, targets):
+    return float((outputs.argmax(1) == targets).float().mean())
 
 
 def words(seed=0):
@@ -153,6 +181,14 @@ CASES = {
     "optimiser with a hook": (mlp(), PLAIN, {"optimizer": projected}),
     "metric in NumPy": (mlp(), PLAIN, {"metrics": {"accuracy": accuracy_in_numpy}}),
     "metric with a mask": (mlp(), PLAIN, {"metrics": {"first": accuracy_of_the_first_class}}),
+    "weighted loss, one class at both ends": (
+        mlp(), of_one_class_at_both_ends(make_clients(RAGGED)), {"loss": weighted}),
+    "weighted loss as a module": (
+        mlp(), PLAIN, {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0]))}),
+    "targets that are ignored": (mlp(), partly_ignored(make_clients(RAGGED)), {}),
+    "precision": (mlp(), PLAIN, {"metrics": {"precision": precision}}),
+    "metric that is a number": (mlp(), PLAIN, {"metrics": {"accuracy": mean_as_a_number}}),
+    "padding counted from the end": (wrapped(padded_at_the_end), PLAIN, {}),
     "one row each": (mlp(), make_clients([1, 1, 1]), {}),
 }  # fmt: skip
 
@@ -192,3 +228,22 @@ def test_a_model_that_writes_into_its_input_does_not_change_the_users_data(engin
     for client_id, client in clients.items():
         for part, expected in zip((client.train, client.test), before[client_id], strict=True):
             assert np.array_equal(part.x, expected)
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        (nn.CrossEntropyLoss(), True),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), True),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), False),
+        (nn.CrossEntropyLoss(ignore_index=2), False),
+        (nn.CrossEntropyLoss(reduction="sum"), False),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), False),
+        (nn.MSELoss(), True),
+        (functional.mse_loss, True),
+        (weighted, False),
+        (precision, False),
+    ],
+)
+def test_only_what_is_known_to_be_a_mean_over_rows_is_taken_for_one(measure, expected):
+    assert is_mean_over_rows(measure) is expected

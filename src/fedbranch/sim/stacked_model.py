@@ -13,13 +13,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional
 
-from fedbranch.client import LocalTraining, Measure, mixed_precision, trainable
+from fedbranch.client import (
+    LocalTraining,
+    Measure,
+    accuracy,
+    cross_entropy,
+    mixed_precision,
+    trainable,
+)
 from fedbranch.randomness import SeededDropout
 from fedbranch.sim.arrangement import pooled_first
 from fedbranch.sim.stacked_operations import StackedOperations
 
-__all__ = ["CannotStack", "Stack", "StackedModel"]
+__all__ = ["IGNORED_TARGET", "CannotStack", "Stack", "StackedModel", "is_mean_over_rows"]
 
 # Optimisers that treat every number by itself, so that a step on stacked parameters is a
 # step on each client's own.
@@ -36,6 +44,30 @@ ELEMENTWISE_OPTIMIZERS = (
     torch.optim.Rprop,
     torch.optim.ASGD,
 )
+
+
+MEANS_OVER_ROWS = (
+    cross_entropy,
+    accuracy,
+    functional.cross_entropy,
+    functional.mse_loss,
+    functional.l1_loss,
+    functional.smooth_l1_loss,
+    functional.huber_loss,
+    functional.binary_cross_entropy,
+    functional.binary_cross_entropy_with_logits,
+)
+LOSSES_OVER_ROWS = (
+    nn.CrossEntropyLoss,
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+)
+# Rows with this target do not count in torch's cross-entropy, which then is no mean over rows.
+IGNORED_TARGET = -100
 
 
 class CannotStack(Exception):
@@ -224,9 +256,11 @@ class StackedModel:
             self._compare(x, y, len(x), is_training=False)
             if few == len(x):
                 return  # with a single row there is nothing to find out
-            self.can_pad_training = self._can_pad(x, y, few, is_training=True)
-            can_pad_outputs = self._can_pad(x, y, few, is_training=False)
-        self.can_pad_measuring = can_pad_outputs and not self._lane_by_lane
+            # A few rows cannot show that a measure is a mean over rows; that must be known.
+            if is_mean_over_rows(self.training.loss):
+                self.can_pad_training = self._can_pad(x, y, few, is_training=True)
+            if all(map(is_mean_over_rows, self.training.measures.values())):
+                self.can_pad_measuring = self._can_pad(x, y, few, is_training=False)
 
     def _can_pad(self, x: Tensor, y: Tensor, num_rows: int, *, is_training: bool) -> bool:
         try:
@@ -294,14 +328,12 @@ class StackedModel:
     ) -> None:
         for measure in self.training.measures.values():
             with mixed_precision(self.training.precision, self.device):
-                expected = measure(theirs, goals)
+                expected = torch.as_tensor(measure(theirs, goals))
             if measure not in self._lane_by_lane and measure is not self.training.loss:
                 try:
                     self.means(measure, outputs.detach(), targets, counts)
                 except Exception:  # whatever a user's metric does that vmap does not know
                     self._lane_by_lane.add(measure)
-            if counts is not None and measure in self._lane_by_lane:
-                raise CannotStack("it has metrics that know no padding")
             found = self.means(measure, outputs.detach(), targets, counts)[lane]
             self._agree(found.to(expected.dtype), expected, "metrics")
 
@@ -334,15 +366,15 @@ class StackedModel:
             raise CannotStack("under vmap it uses other parameters")
         if any(their is not None and their.is_sparse for _, their in pairs):
             raise CannotStack("it has sparse gradients")
-        # As one vector: where a gradient vanishes, as before BatchNorm, rounding is all of it.
         both = [(our, their) for our, their in pairs if our is not None and their is not None]
-        if both:
-            our_all, their_all = (
-                torch.cat([g.reshape(-1) for g in part]) for part in zip(*both, strict=True)
-            )
-            self._agree(our_all, their_all, "gradients")
+        # Where a gradient vanishes, as before BatchNorm, rounding is all of it.
+        largest = max((float(their.abs().nan_to_num().max()) for _, their in both), default=0.0)
+        rounds_much = self.device.type == "cuda" or self.training.precision == "bf16"
+        least_scale = largest if rounds_much else 1e-2 * largest
+        for our, their in both:
+            self._agree(our, their, "gradients", least_scale=least_scale)
 
-    def _agree(self, ours: Tensor, theirs: Tensor, what: str) -> None:
+    def _agree(self, ours: Tensor, theirs: Tensor, what: str, *, least_scale: float = 1e-6) -> None:
         """Raise unless two results are equal but for rounding."""
         if ours.shape == theirs.shape and ours.dtype == theirs.dtype:
             ours, theirs = ours.detach().double(), theirs.detach().double()
@@ -351,10 +383,22 @@ class StackedModel:
             if self.training.precision == "bf16":
                 tolerance = 0.1
             if torch.allclose(
-                ours, theirs, rtol=0, atol=tolerance * max(scale, 1e-6), equal_nan=True
+                ours, theirs, rtol=0, atol=tolerance * max(scale, least_scale, 1e-6), equal_nan=True
             ):
                 return
         raise CannotStack(f"under vmap it has other {what}")
+
+
+def is_mean_over_rows(measure: Measure) -> bool:
+    """Say whether a measure is known to be the plain mean of what it gives for single rows."""
+    if measure in MEANS_OVER_ROWS:
+        return True
+    return (
+        type(measure) in LOSSES_OVER_ROWS
+        and getattr(measure, "reduction", None) == "mean"
+        and all(getattr(measure, name, None) is None for name in ("weight", "pos_weight"))
+        and getattr(measure, "ignore_index", IGNORED_TARGET) == IGNORED_TARGET
+    )
 
 
 def _do_nothing() -> None:

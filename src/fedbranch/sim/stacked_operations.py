@@ -203,7 +203,7 @@ def embedding(
     vectors = functional.embedding(input, weight)
     if padding_idx is None:
         return vectors
-    is_padding = (input == padding_idx)[..., None]
+    is_padding = (input == padding_idx % weight.shape[0])[..., None]
     return torch.where(is_padding, vectors.detach(), vectors)
 
 

@@ -31,7 +31,7 @@ from fedbranch.messages import Task, UpdateBatch
 from fedbranch.sim.lanes import Lanes, Part
 from fedbranch.sim.reference import Reference
 from fedbranch.sim.rows import Batch, Schedule, Shelf, groups
-from fedbranch.sim.stacked_model import CannotStack, Stack, StackedModel
+from fedbranch.sim.stacked_model import IGNORED_TARGET, CannotStack, Stack, StackedModel
 from fedbranch.tree import Node
 
 __all__ = ["Vectorised"]
@@ -76,7 +76,9 @@ class Vectorised:
         x, y = _tried_rows(clients, model)
         with products_in(training.precision, self.device):
             self.stacked = StackedModel(model, training, x, y)
-        self.pads = self.stacked.can_pad_training
+        is_ignoring = _has_ignored_targets(clients)
+        self.pads = self.stacked.can_pad_training and not is_ignoring
+        self._pads_measures = self.stacked.can_pad_measuring and not is_ignoring
         self._row_bytes = self._measured_row_bytes(x, y)
         self._num_steps = {i: training.num_steps(len(c.train.x)) for i, c in clients.items()}
         self._shelves: dict[tuple[str, ...], Shelf] = {}
@@ -165,7 +167,7 @@ class Vectorised:
         for rows, counts in shelf.blocks(EVALUATION_BATCH_SIZE):
             share = torch.from_numpy(counts / shelf.sizes).to(self.device, torch.float32)
             losses = torch.zeros(len(counts), device=self.device)
-            can_pad = self.stacked.can_pad_measuring
+            can_pad = self._pads_measures
             for lanes, own_counts in groups(counts, pads=can_pad, width=rows.shape[1]):
                 part = Part(Stack(params, stack.buffers), rows, lanes, own_counts)
                 outputs, y = part.outputs(self.stacked, shelf, train=False)
@@ -206,7 +208,7 @@ class Vectorised:
         shelf = self._shelf(ids, part, f"measuring {part}")
         stack = self.stacked.stack(*self._states([at[i] for i in ids]))
         measures = self.training.measures
-        can_pad = self.stacked.can_pad_measuring
+        can_pad = self._pads_measures
         totals = {
             name: torch.zeros(len(ids), dtype=torch.float64, device=self.device)
             for name in measures
@@ -367,6 +369,15 @@ class _Trained:
     buffers: Tensor
     signals: Tensor | None
     losses: NDArray[np.float64]
+
+
+def _has_ignored_targets(clients: Mapping[str, ClientData]) -> bool:
+    return any(
+        np.issubdtype(part.y.dtype, np.integer) and bool((part.y == IGNORED_TARGET).any())
+        for client in clients.values()
+        for part in (client.train, client.test)
+        if part is not None
+    )
 
 
 def _tried_rows(clients: Mapping[str, ClientData], model: nn.Module) -> tuple[Tensor, Tensor]:
