@@ -296,10 +296,10 @@ def installed(peer: str, folder: Path) -> Path:
     python = folder / peer / "bin" / "python"
     if not python.exists():
         say(f"installing {peer} into {folder / peer} ...")
-        subprocess.run([sys.executable, "-m", "venv", folder / peer], check=True)  # noqa: S603
+        subprocess.run([sys.executable, "-m", "venv", folder / peer], check=True)  # noqa: S603  # our own interpreter
         torch_version = torch.__version__.split("+")[0]
         packages = [f"torch=={torch_version}", *PEERS[peer]]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)  # noqa: S603
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)  # noqa: S603  # the versions named above
     return python
 
 

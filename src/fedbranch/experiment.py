@@ -179,6 +179,7 @@ class Training:
     steps: int | None = None
     batch_size: int = 20
     compare: Literal["update", "gradient"] = "update"
+    precision: Literal["float32", "tf32", "bf16"] = "tf32"
 
     def __post_init__(self) -> None:
         require("learning_rate", self.learning_rate, 0 < self.learning_rate <= 1e6, "in (0, 1e6]")
@@ -208,6 +209,7 @@ class Training:
             steps=self.steps,
             batch_size=self.batch_size,
             send_gradient=self.compare == "gradient",
+            precision=self.precision,
         )
 
 

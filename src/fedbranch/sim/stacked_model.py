@@ -45,7 +45,8 @@ ELEMENTWISE_OPTIMIZERS = (
     torch.optim.ASGD,
 )
 
-
+# Measures that are the plain mean of what they give for single rows; and losses that are,
+# if they have no weights.
 MEANS_OVER_ROWS = (
     cross_entropy,
     accuracy,
@@ -110,7 +111,7 @@ class StackedModel:
         for module in self.model.modules():
             if isinstance(module, nn.RNNBase):
                 # It would look for its weights' place in memory, and stacked ones have none.
-                module.flatten_parameters = _do_nothing  # type: ignore[method-assign]
+                module.flatten_parameters = _do_nothing  # type: ignore[method-assign]  # see above
         self.training = training
         self.device = x.device
         self._params = {
