@@ -8,7 +8,8 @@ from torch import nn
 from fedbranch import LocalTraining, Task, sgd
 from fedbranch.client import ModelState, accuracy, adam, evaluate, local_update
 from fedbranch.data import Examples
-from fedbranch.randomness import permutations, stream_seed
+from fedbranch.randomness import permutations
+from fedbranch.seeds import stream_seed
 
 
 def examples(num_rows=30, num_features=4, seed=0):

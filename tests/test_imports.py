@@ -24,11 +24,15 @@ MAY_SEE = {
     },
     "data": {"core", "data", "errors"},
     "randomness": set(),
+    "seeds": set(),
     "client": {"data", "messages", "randomness", "tree"},
     "runs": {"checkpoint", "errors", "records", "server", "tree"},
     "sim": {
         "checkpoint", "client", "core", "data", "errors", "examination", "messages", "randomness", "rules",
-        "runs", "server", "sim", "tree",
+        "runs", "seeds", "server", "sim", "tree",
+    },
+    "flower": {
+        "checkpoint", "errors", "flower", "messages", "records", "rules", "runs", "seeds", "server", "tree",
     },
     "settings": {"errors"},
     "experiment": {

@@ -128,7 +128,7 @@ def test_leftovers_are_cleared_away_and_nothing_else(run):
 
 
 def test_a_run_without_a_saved_server_says_how_to_go_on(run):
-    with pytest.raises(UnusableRun, match="has saved nothing yet; continue it with"):
+    with pytest.raises(UnusableRun, match="has saved nothing yet; continue with"):
         run.tree()
 
 

@@ -22,11 +22,12 @@ from fedbranch.errors import (
     ClientFailed,
     DamagedFile,
     FedbranchError,
+    FederationStalled,
     InvalidExperiment,
     InvalidUpdate,
     UnusableRun,
 )
-from fedbranch.messages import Task, Update, UpdateBatch
+from fedbranch.messages import Refusal, Task, Update, UpdateBatch
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import Decision, Evidence, NeverSplit, Rule, Thresholds
 from fedbranch.runs import Round, RunFolder
@@ -48,6 +49,7 @@ __all__ = [
     "Descent",
     "Evidence",
     "FedbranchError",
+    "FederationStalled",
     "Hierarchy",
     "InvalidExperiment",
     "InvalidUpdate",
@@ -55,6 +57,7 @@ __all__ = [
     "NeverSplit",
     "Node",
     "ParameterTree",
+    "Refusal",
     "Round",
     "RoundRecord",
     "Routing",

@@ -97,10 +97,12 @@ def resume(run_path: RunPath, as_json: AsJSON = False) -> None:
     folder = RunFolder(run_path)
     about = folder.about.get("about")
     if not isinstance(about, dict) or "experiment" not in about:
-        raise InvalidExperiment(
-            f"{run_path} was not made by `fedbranch run`; resume it from Python with "
-            "simulate(..., folder=..., resume=True)"
+        how = (
+            folder.how_to_go_on
+            if folder.about.get("driver") == "flower"
+            else "resume it from Python with simulate(..., folder=..., resume=True)"
         )
+        raise InvalidExperiment(f"{run_path} was not made by `fedbranch run`; {how}")
     experiment = Experiment.from_json(about["experiment"])
     _finish(experiment, run_path, as_json, resume=True)
 
@@ -192,7 +194,7 @@ def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
             num_clusters = len(entry.record.cluster_sizes)
             news = f"{num_clusters} cluster{'s' if num_clusters != 1 else ''}"
             now = time.perf_counter()
-            if method in last_ends:
+            if method in last_ends and entry.num_visits is not None:
                 rate = entry.num_visits / max(now - last_ends[method], 1e-9)
                 news += f", {rate:,.0f} samples/s"
             last_ends[method] = now

@@ -6,6 +6,7 @@
     ├── InvalidUpdate       a client's reply cannot be used; the server refuses it and goes on
     ├── ClientFailed        a simulated client's model or data raised; it says whose
     ├── InvalidExperiment   an experiment file asks for something that does not exist
+    ├── FederationStalled   too few nodes of a federation are there for too long
     ├── DamagedFile         a file of ours is missing, incomplete or was changed
     └── UnusableRun         a run folder is not one, is taken, or is already complete
 
@@ -16,6 +17,7 @@ __all__ = [
     "ClientFailed",
     "DamagedFile",
     "FedbranchError",
+    "FederationStalled",
     "InvalidExperiment",
     "InvalidUpdate",
     "UnusableRun",
@@ -36,6 +38,10 @@ class ClientFailed(FedbranchError):
 
 class InvalidExperiment(FedbranchError):
     """An experiment file asks for something that does not exist."""
+
+
+class FederationStalled(FedbranchError):
+    """Too few nodes of a federation are there for too long."""
 
 
 class DamagedFile(FedbranchError):

@@ -19,6 +19,7 @@ from fedbranch.tree import Vector
 
 __all__ = [
     "Expected",
+    "Refusal",
     "Reply",
     "Task",
     "Update",
@@ -90,6 +91,13 @@ class Update:
     buffers: Array | None = None
     base: str | None = None
     signal: Array | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a driver gives to the server for a client without a readable reply: only why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

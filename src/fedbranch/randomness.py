@@ -8,7 +8,6 @@ together, and the device change nothing.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,23 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["SeededDropout", "permutations", "stream_seed"]
+__all__ = ["SeededDropout", "permutations"]
 
 _LARGEST = 2**63 - 1
-
-
-def stream_seed(seed: int, *where: int | str) -> int:
-    """Derive an independent seed for one place of a run, such as (round, client id).
-
-    Examples
-    --------
-    >>> stream_seed(0, 3, "client-07") == stream_seed(0, 3, "client-07")
-    True
-    >>> stream_seed(0, 3, "client-07") == stream_seed(0, 3, "client-08")
-    False
-    """
-    name = "\x1f".join(str(part) for part in (seed, *where))
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 def permutations(seeds: Tensor, sizes: Tensor, passes: Sequence[int], width: int) -> Tensor:

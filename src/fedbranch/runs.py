@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -35,6 +35,7 @@ from fedbranch.server import Server
 from fedbranch.tree import ParameterTree
 
 __all__ = [
+    "Aggregates",
     "Evaluation",
     "Round",
     "RunFolder",
@@ -46,15 +47,31 @@ SCHEMA = 1
 LEFTOVERS = {"run.json.tmp"}  # of a run that a crash stopped before it began
 
 Evaluation = Mapping[str, Mapping[str, float | None]]  # client id -> metric -> value
+Aggregates = Mapping[str, Mapping[str, float | list[float | None] | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A round as it stands in the history: what happened, and how good the models then were."""
+    """A round as it stands in the history: what happened, and how good the models then were.
+
+    Attributes
+    ----------
+    record
+        What the server did.
+    num_visits
+        Examples that the clients saw in training, each as often as it was seen; None if
+        nobody but the clients knows.
+    evaluation
+        Client id -> metrics on its held-out data.
+    aggregated
+        What a federation's strategy made of its clients' metrics: ``"train"``,
+        ``"evaluate"`` and ``"server"`` -> metrics.
+    """
 
     record: RoundRecord
-    num_visits: int = 0  # examples that the clients saw in training, each as often as it was seen
+    num_visits: int | None = None
     evaluation: Evaluation = field(default_factory=dict)
+    aggregated: Aggregates = field(default_factory=dict)
 
     def to_json(self) -> JSON:
         """Give the round as one line of the history."""
@@ -62,6 +79,7 @@ class Round:
             **self.record.to_json(),
             "num_visits": self.num_visits,
             "evaluation": self.evaluation,
+            "aggregated": self.aggregated,
         }
 
     @classmethod
@@ -74,6 +92,7 @@ class Round:
             record=RoundRecord.from_json(line),
             num_visits=line["num_visits"],
             evaluation=evaluation,
+            aggregated={stage: dict(m.items()) for stage, m in line["aggregated"].items()},
         )
 
 
@@ -105,10 +124,41 @@ class RunFolder:
         if folder.exists() and (
             not folder.is_dir() or {entry.name for entry in folder.iterdir()} - LEFTOVERS
         ):
-            raise UnusableRun(f"{folder} already holds something; choose another folder")
+            hint = "resume it, or choose" if (folder / "run.json").exists() else "choose"
+            raise UnusableRun(f"{folder} already holds something; {hint} another folder")
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "run.json", {"schema": SCHEMA, **about})
         return cls(folder)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, about: JSON, *, resume: bool, may_differ: Collection[str] = ()
+    ) -> RunFolder:
+        """Start a run, or go on with one that describes the very same run.
+
+        Parameters
+        ----------
+        path
+            The folder.
+        about
+            Everything that the result depends on.
+        resume
+            Go on with the run in the folder if there is one.
+        may_differ
+            Names in ``about`` that do not have to be as they were.
+        """
+        if not (resume and (Path(path) / "run.json").exists()):
+            return cls.create(path, about)
+        folder = cls(path)
+        folder.clear_leftovers()
+        as_saved: JSON = json.loads(json.dumps(about))
+        for name in as_saved.keys() - set(may_differ):
+            if folder.about.get(name) != as_saved[name]:
+                raise UnusableRun(
+                    f"{path} cannot be resumed: its {name} is not the one given now; "
+                    "resume with the same settings and clients, or choose another folder"
+                )
+        return folder
 
     @property
     def baselines(self) -> dict[str, RunFolder]:
@@ -154,6 +204,13 @@ class RunFolder:
         lines = [json.dumps(e.to_json(), sort_keys=True, allow_nan=False) + "\n" for e in entries]
         replace_file(self._history_path, "".join(lines).encode())
 
+    def extend(self, rounds: int) -> None:
+        """Let a run go on for more rounds than it was to have."""
+        if rounds > self.about["rounds"]:
+            (self.path / "summary.json").unlink(missing_ok=True)
+            self.about["rounds"] = rounds
+            _write_json(self.path / "run.json", self.about)
+
     def finish(self, summary: JSON) -> None:
         """Mark the run as complete."""
         _write_json(self.path / "summary.json", summary)
@@ -189,14 +246,19 @@ class RunFolder:
         return (self.path / "summary.json").exists()
 
     @property
+    def how_to_go_on(self) -> str:
+        """Say what continues the run."""
+        if self.about.get("driver") == "flower":
+            return "continue with: start its server app again, with resume=True"
+        return f"continue with: fedbranch resume {self.path}"
+
+    @property
     def summary(self) -> JSON:
         """What the run came to."""
         try:
             summary: JSON = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UnusableRun(
-                f"{self.path} is not complete; continue it with: fedbranch resume {self.path}"
-            ) from None
+            raise UnusableRun(f"{self.path} is not complete; {self.how_to_go_on}") from None
         except ValueError as error:
             raise DamagedFile(f"{self.path / 'summary.json'} cannot be read: {error!r}") from error
         return summary
@@ -204,9 +266,7 @@ class RunFolder:
     def tree(self) -> ParameterTree:
         """Load the parameter tree as it was saved last."""
         if not self.has_state:
-            raise UnusableRun(
-                f"{self.path} has saved nothing yet; continue it with: fedbranch resume {self.path}"
-            )
+            raise UnusableRun(f"{self.path} has saved nothing yet; {self.how_to_go_on}")
         state, files = read_checkpoint(self.path / "state", "server")
         try:
             return ParameterTree.from_state(state["tree"], files)

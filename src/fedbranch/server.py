@@ -26,6 +26,7 @@ from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Outcome, Weighting, examine
 from fedbranch.messages import (
     Expected,
+    Refusal,
     Reply,
     Task,
     Update,
@@ -114,6 +115,7 @@ class Server:
         self._collected: dict[int, dict[str, Reply]] = {}  # leaf -> replies at its parameters
         self._rounds_held: dict[int, int] = {}
         self._hold_ended: dict[int, int] = {}  # leaf -> its version after a hold without a split
+        self._away: set[str] = set()
         self._joined: list[str] = []
         self._left: list[str] = []
 
@@ -129,7 +131,7 @@ class Server:
             client_id
             for node_id in self._rounds_held
             for client_id in self.tree.members(node_id)
-            if client_id not in self._collected[node_id]
+            if client_id not in self._collected[node_id] and client_id not in self._away
         )
 
     # A round
@@ -153,6 +155,7 @@ class Server:
         for client_id in checked_ids(client_ids):
             if client_id not in self.tree:
                 self._place_newcomer(client_id, self.tree.root.id)
+            self._away.discard(client_id)
             node_id = self.tree.position(client_id)
             if client_id in self._collected.get(node_id, {}):
                 continue
@@ -174,7 +177,10 @@ class Server:
         )
 
     def step(
-        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
+        self,
+        updates: Mapping[str, Update | Refusal]
+        | Iterable[tuple[str, Update | Refusal]]
+        | UpdateBatch,
     ) -> RoundRecord:
         """Take the clients' replies: train, route and split.
 
@@ -182,6 +188,7 @@ class Server:
         ----------
         updates
             Client id -> update, or pairs of them in any order; or all of them as one batch.
+            A :class:`Refusal` in place of an update says why the client has none.
 
         Returns
         -------
@@ -196,6 +203,11 @@ class Server:
         for client_id, reply in at_leaves.items():
             collected.setdefault(self.tree.position(client_id), {})[client_id] = reply
         arrivals = Counter(move.to_node for move in routed)
+        away = Counter(
+            node_id
+            for client_id in self._away
+            if client_id not in collected.get(node_id := self.tree.position(client_id), {})
+        )
         outcomes = [
             examine(
                 self.tree[node_id],
@@ -204,7 +216,7 @@ class Server:
                 aggregate=self.aggregate,
                 weighting=self.weighting,
                 round=this_round,
-                num_members=self.tree.num_members(node_id) + arrivals[node_id],
+                num_members=self.tree.num_members(node_id) - away[node_id] + arrivals[node_id],
                 rounds_held=self._rounds_held.get(node_id, 0),
                 rounds_since_hold=self._rounds_since_hold(node_id),
             )
@@ -232,7 +244,10 @@ class Server:
         return record
 
     def _accept(
-        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
+        self,
+        updates: Mapping[str, Update | Refusal]
+        | Iterable[tuple[str, Update | Refusal]]
+        | UpdateBatch,
     ) -> tuple[dict[str, str], dict[str, Reply]]:
         """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
         expected = Expected(
@@ -257,6 +272,8 @@ class Server:
         count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
         for client_id, update in sorted(pairs, key=lambda pair: str(pair[0])):
             try:
+                if isinstance(update, Refusal):
+                    raise InvalidUpdate(update.reason)
                 self._check_sender(client_id)
                 if count[client_id] > 1:
                     raise InvalidUpdate(
@@ -367,11 +384,20 @@ class Server:
         self.tree.place(client_id, node_id)
         self._joined.append(client_id)
 
+    def mark_away(self, client_ids: Iterable[str]) -> None:
+        """Stop waiting for clients that have not been there for long.
+
+        They keep their positions, but count as members of no cluster until :meth:`plan` is
+        called with them again.
+        """
+        self._away |= set(self._known(client_ids))
+
     def remove(self, client_ids: Iterable[str]) -> None:
         """Let clients leave. If one comes back it is a newcomer and finds its way down again."""
         for client_id in self._known(client_ids):
             self._forget_reply(client_id)
             self.tree.remove(client_id)
+            self._away.discard(client_id)
             self._left.append(client_id)
 
     def reroute(self, client_ids: Iterable[str]) -> None:
@@ -493,6 +519,7 @@ class Server:
             "collected": collected,
             "rounds_held": {str(node_id): held for node_id, held in self._rounds_held.items()},
             "hold_ended": {str(node_id): ended for node_id, ended in self._hold_ended.items()},
+            "away": sorted(self._away),
             "joined": self._joined,
             "left": self._left,
             "tree": tree_state,
@@ -525,6 +552,7 @@ class Server:
             server._asked = dict(state["asked"])
             server._rounds_held = {int(i): held for i, held in state["rounds_held"].items()}
             server._hold_ended = {int(i): ended for i, ended in state["hold_ended"].items()}
+            server._away = set(state["away"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
             for node_id, entries in state["collected"].items():
                 held = files.get(f"held-{node_id}", {})

@@ -6,7 +6,7 @@ import torch
 
 import fedbranch as fb
 from fedbranch.client import ModelState, local_update
-from fedbranch.randomness import stream_seed
+from fedbranch.seeds import stream_seed
 from sim.test_simulation import TRAINING, folder_bytes, make_clients, make_model, simulate
 
 SETTINGS = {"rounds": 15, "training": TRAINING, "seed": 3}

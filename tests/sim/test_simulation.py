@@ -8,8 +8,8 @@ from torch import nn
 import fedbranch as fb
 from fakes import fingerprint
 from fedbranch.client import ModelState, evaluate, local_update
-from fedbranch.randomness import stream_seed
 from fedbranch.runs import RunFolder
+from fedbranch.seeds import stream_seed
 
 RULE = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5)
 TRAINING = fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=10)

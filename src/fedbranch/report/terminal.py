@@ -51,8 +51,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         missing = sorted(comparison.expected_baselines - comparison.final.keys())
         lacking = f", without the baselines {', '.join(missing)}" if missing else ""
         console.print(
-            f"Not complete ({rounds}{lacking}); continue with: "
-            f"fedbranch resume {escape(str(comparison.run.path))}",
+            f"Not complete ({rounds}{lacking}); {escape(comparison.run.how_to_go_on)}",
             soft_wrap=True,
         )
     console.print(f"Run folder: {escape(str(comparison.run.path))}", soft_wrap=True)

@@ -17,8 +17,8 @@ from torch import nn
 
 from fedbranch.client import ModelState
 from fedbranch.data import ClientData
-from fedbranch.randomness import stream_seed
 from fedbranch.rules import NeverSplit
+from fedbranch.seeds import stream_seed
 from fedbranch.server import Server
 from fedbranch.sim.population import Population
 from fedbranch.sim.simulation import Run, Settings, simulate

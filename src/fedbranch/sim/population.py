@@ -8,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +15,7 @@ from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining, ModelState
 from fedbranch.data import ClientData
 from fedbranch.messages import Task, Update, UpdateBatch
-from fedbranch.randomness import stream_seed
+from fedbranch.seeds import draw_clients, stream_seed
 from fedbranch.server import Server
 from fedbranch.sim.engines import EngineName, start_engine
 from fedbranch.tree import Node, ParameterTree
@@ -97,15 +96,8 @@ class Population:
         """
         present = self._those_present(this_round, server, home)
         num_asked = max(1, round(participation * len(present)))
-        if num_asked >= len(present):
-            return present
-        rng = np.random.default_rng(stream_seed(self.seed, this_round))
-        order = rng.permutation(len(present))
-        awaited = set(server.awaited)
-        if awaited:
-            is_awaited = np.fromiter((i in awaited for i in present), bool, len(present))
-            order = order[np.argsort(~is_awaited[order], kind="stable")]
-        return sorted(present[row] for row in order[:num_asked])
+        seed = stream_seed(self.seed, this_round)
+        return draw_clients(present, num_asked, seed, first=server.awaited)
 
     def _those_present(self, this_round: int, server: Server, home: Mapping[str, int]) -> list[str]:
         """Let clients leave and join; whoever stays costs nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
-from fedbranch.errors import UnusableRun
 from fedbranch.examination import Aggregate, Weighting
 from fedbranch.rules import Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
@@ -225,7 +223,10 @@ def simulate(
             "about": about,
             **population.describe(),
         }
-        run_folder = _open_folder(Path(folder), description, resume)
+        # That the engine was chosen before is another reason.
+        run_folder = RunFolder.open(
+            folder, description, resume=resume, may_differ={"engine_reason"}
+        )
         if run_folder.has_state:
             server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
         run_folder.truncate_history(server.round)
@@ -268,23 +269,6 @@ def simulate(
             }
         )
     return run
-
-
-def _open_folder(path: Path, description: JSON, resume: bool) -> RunFolder:
-    """Start a run folder, or go on with one that describes the very same run."""
-    if not (resume and (path / "run.json").exists()):
-        return RunFolder.create(path, description)
-    run_folder = RunFolder(path)
-    run_folder.clear_leftovers()
-    as_saved: JSON = json.loads(json.dumps(description))
-    del as_saved["engine_reason"]  # that it was chosen before is another reason
-    for name, value in as_saved.items():
-        if run_folder.about.get(name) != value:
-            raise UnusableRun(
-                f"{path} cannot be resumed: its {name} is not the one given now; "
-                "resume with the same settings and clients, or choose another folder"
-            )
-    return run_folder
 
 
 def _engine_of(folder: str | Path | None, asked: EngineName) -> EngineName:

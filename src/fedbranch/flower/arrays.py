@@ -1,0 +1,252 @@
+"""A model's named arrays, and where they lie in the server's two vectors.
+
+The server knows displacements from the initial model, parameters and buffers each as one
+float32 vector. A Flower message carries named arrays of any shape and dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from fedbranch.checkpoint import JSON, Tensors
+from fedbranch.errors import DamagedFile, InvalidUpdate
+from fedbranch.tree import Vector
+
+__all__ = ["Layout", "NamedArrays"]
+
+NamedArrays = dict[str, NDArray[Any]]
+
+# What PyTorch calls the statistics of its normalisation layers.
+BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+# A displacement of a whole number beyond this is nonsense, and would not fit into 64 bits.
+LARGEST_WHOLE_STEP = float(2**62)
+# Bytes around the numbers in Flower's serialised form of an array.
+LARGEST_HEADER = 4096
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which arrays a model has, what they were at first, and which are buffers.
+
+    Attributes
+    ----------
+    initial
+        Name -> array of the initial model θ0.
+    buffer_names
+        The arrays that are averaged but never compared.
+    """
+
+    initial: NamedArrays
+    buffer_names: frozenset[str]
+
+    @classmethod
+    def of(cls, record: ArrayRecord, buffers: Collection[str] | None = None) -> Layout:
+        """Read the initial model from a record.
+
+        Parameters
+        ----------
+        record
+            The initial model.
+        buffers
+            Names of the arrays that are averaged but never compared. By default whole
+            numbers and truth values, and what PyTorch's normalisation layers keep beside
+            their parameters.
+        """
+        initial = {name: np.array(array.numpy()) for name, array in record.items()}
+        for name, array in initial.items():
+            if array.dtype.kind not in "biufc":
+                raise TypeError(
+                    f"the array {name!r} has dtype {array.dtype}; a model's arrays hold numbers"
+                )
+            if array.dtype.kind in "fc" and not np.isfinite(array).all() and buffers is None:
+                raise ValueError(
+                    f"the array {name!r} of the initial model contains NaN or infinity; if it is "
+                    f"not trained, name it among the buffers: buffers=[{name!r}, ...]"
+                )
+        if buffers is None:
+            names = {
+                name
+                for name, array in initial.items()
+                if array.dtype.kind in "biu" or name.rsplit(".", 1)[-1] in BUFFER_SUFFIXES
+            }
+        else:
+            names = set(buffers)
+            unknown = sorted(names - initial.keys())
+            if unknown:
+                raise ValueError(
+                    f"buffers names {unknown}, which the model does not have; its arrays are "
+                    f"{list(initial)}"
+                )
+            whole = [n for n, a in initial.items() if a.dtype.kind in "biu" and n not in names]
+            if whole:
+                raise ValueError(
+                    f"the arrays {whole} hold whole numbers, which cannot be trained; name them "
+                    "among the buffers"
+                )
+        layout = cls(initial, frozenset(names))
+        if not layout.num_params:
+            raise ValueError(
+                f"the initial model has no parameters; its arrays are {list(initial)}, of which "
+                f"{sorted(names)} are buffers"
+            )
+        return layout
+
+    @property
+    def num_params(self) -> int:
+        """Length of the vector of parameters."""
+        return sum(_num_real(array) for _, array in self._parts(are_buffers=False))
+
+    @property
+    def num_buffers(self) -> int:
+        """Length of the vector of buffers."""
+        return sum(_num_real(array) for _, array in self._parts(are_buffers=True))
+
+    def _parts(self, *, are_buffers: bool) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Go through the arrays of one vector, in its order."""
+        return (
+            (name, array)
+            for name, array in self.initial.items()
+            if (name in self.buffer_names) == are_buffers
+        )
+
+    def describe(self) -> JSON:
+        """Say which arrays the model has."""
+        return {
+            name: f"{array.dtype} {list(array.shape)}{' buffer' * (name in self.buffer_names)}"
+            for name, array in self.initial.items()
+        }
+
+    # From the server to the clients
+
+    def arrays_at(self, params: Vector, buffers: Vector) -> NamedArrays:
+        """Give the model at these displacements, every array in its own dtype."""
+        moved = {}
+        for vector, are_buffers in [(params, False), (buffers, True)]:
+            start = 0
+            for name, array in self._parts(are_buffers=are_buffers):
+                step = vector[start : start + _num_real(array)]
+                moved[name] = _moved(array, step)
+                start += len(step)
+        return {name: moved[name] for name in self.initial}
+
+    def record(self, arrays: NamedArrays) -> ArrayRecord:
+        """Put arrays into a record that can be sent."""
+        return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+    # From the clients to the server
+
+    def steps(self, sent: NamedArrays, reply: ArrayRecord) -> tuple[Vector, Vector]:
+        """Give a client's update: what it sent back minus what it was sent.
+
+        Returns
+        -------
+        tuple
+            The steps of the parameters, shape (num_params,), and of the buffers.
+
+        Raises
+        ------
+        InvalidUpdate
+            If the reply's arrays are not those of the model; it says which one.
+        """
+        missing, extra = sorted(sent.keys() - reply.keys()), sorted(reply.keys() - sent.keys())
+        if missing or extra:
+            raise InvalidUpdate(
+                f"the reply's arrays are not the model's: missing {missing[:5]}, "
+                f"unknown {extra[:5]}"
+            )
+        steps = {name: _step(name, sent[name], reply[name]) for name in sent}
+        return self._vector(steps, are_buffers=False), self._vector(steps, are_buffers=True)
+
+    def _vector(self, steps: NamedArrays, *, are_buffers: bool) -> Vector:
+        parts = [steps[name] for name, _ in self._parts(are_buffers=are_buffers)]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    # Files
+
+    def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
+        """Describe the initial model as JSON and tensors, for a checkpoint."""
+        state = {
+            "arrays": [
+                {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
+                for name, array in self.initial.items()
+            ],
+            "buffers": sorted(self.buffer_names),
+        }
+        # By number: a name may be one that the file format keeps for itself.
+        numbered = {str(i): _real(array) for i, array in enumerate(self.initial.values())}
+        return state, {"arrays": numbered}
+
+    @classmethod
+    def from_state(cls, state: JSON, files: dict[str, Tensors]) -> Layout:
+        """Rebuild a layout from what :meth:`to_state` gave."""
+        try:
+            initial = {
+                entry["name"]: files["arrays"][str(i)]
+                .view(np.dtype(entry["dtype"]))
+                .reshape(entry["shape"])
+                for i, entry in enumerate(state["arrays"])
+            }
+            return cls(initial, frozenset(state["buffers"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedFile(f"the saved initial model contradicts itself: {error!r}") from error
+
+
+def _real(array: NDArray[Any]) -> NDArray[Any]:
+    """See an array as a vector of real numbers, complex ones as pairs."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
+
+
+def _num_real(array: NDArray[Any]) -> int:
+    return array.size * (2 if np.iscomplexobj(array) else 1)
+
+
+def _moved(initial: NDArray[Any], step: Vector) -> NDArray[Any]:
+    """Displace an array; whole numbers and truth values go to the nearest one."""
+    flat = _real(initial)
+    match flat.dtype.kind:
+        case "f":
+            moved = (flat + step).astype(flat.dtype)
+        case "b":
+            moved = flat + step >= 0.5
+        case _:
+            # In whole numbers, because a float could not hold large ones.
+            whole = np.clip(
+                np.rint(step.astype(np.float64)), -LARGEST_WHOLE_STEP, LARGEST_WHOLE_STEP
+            )
+            moved = flat + whole.astype(np.int64).astype(flat.dtype)
+    return moved.view(initial.dtype).reshape(initial.shape)
+
+
+def _step(name: str, sent: NDArray[Any], reply: Array) -> Vector:
+    """Give what was sent back minus what was sent, flat, after a look at both."""
+    if not sent.nbytes <= len(reply.data) <= sent.nbytes + LARGEST_HEADER:
+        raise InvalidUpdate(
+            f"the array {name!r} came in {len(reply.data)} bytes; it needs {sent.nbytes} and a "
+            f"header: its dtype must be {sent.dtype}, its shape {sent.shape}"
+        )
+    try:
+        received = reply.numpy()
+    except Exception as error:  # whatever a stranger's bytes make NumPy raise
+        raise InvalidUpdate(f"the array {name!r} cannot be read: {error}") from error
+    if received.dtype != sent.dtype or received.shape != sent.shape:
+        raise InvalidUpdate(
+            f"the array {name!r} has dtype {received.dtype} and shape {received.shape}; "
+            f"send {sent.dtype} and {sent.shape}"
+        )
+    before, after = _real(sent), _real(received)
+    if before.dtype.kind in "iu":
+        # Modulo 2^64, so that no difference of large numbers is rounded.
+        return (after.astype(np.int64) - before.astype(np.int64)).astype(np.float32)
+    wide = np.result_type(before.dtype, np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        step = np.subtract(after, before, dtype=wide).astype(np.float32)
+    # A mask of infinities that did not change has moved by 0, not by infinity - infinity.
+    unmoved = ~np.isfinite(before) & ((after == before) | (np.isnan(after) & np.isnan(before)))
+    return np.where(unmoved, np.float32(0), step) if unmoved.any() else step

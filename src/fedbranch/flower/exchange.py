@@ -1,0 +1,64 @@
+"""Messages out, replies in, until all are in or the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+__all__ = ["exchange"]
+
+# Wait a twentieth of the time waited so far: late by 5 % at most, and few questions.
+PATIENCE = 0.05
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+
+
+def exchange(
+    grid: Grid, messages: Sequence[Message], timeout_s: float, *, late: Sequence[Message] = ()
+) -> Iterator[Message]:
+    """Send messages; give their replies as they come.
+
+    Parameters
+    ----------
+    grid
+        Where to.
+    messages
+        What to send. Each has its id afterwards.
+    timeout_s
+        How long to wait for the last of them. Whoever is late is not waited for.
+    late
+        Messages sent before: their replies are given too if they happen to come.
+    """
+    _push(grid, messages)
+    return _replies(
+        grid,
+        awaited={message.metadata.message_id for message in messages},
+        welcome={message.metadata.message_id for message in late},
+        timeout_s=timeout_s,
+    )
+
+
+def _replies(
+    grid: Grid, *, awaited: set[str], welcome: set[str], timeout_s: float
+) -> Iterator[Message]:
+    began = time.monotonic()
+    while awaited:
+        for reply in grid.pull_messages(awaited | welcome):
+            message_id = reply.metadata.reply_to_message_id
+            awaited.discard(message_id)
+            welcome.discard(message_id)
+            yield reply
+        waited = time.monotonic() - began
+        if not awaited or waited >= timeout_s:
+            return
+        pause = min(max(PATIENCE * waited, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        time.sleep(min(pause, timeout_s - waited))
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> None:
+    """Send all at once, or one by one if together they are too large."""
+    if messages and not list(grid.push_messages(list(messages))):
+        for message in messages:
+            list(grid.push_messages([message]))

@@ -1,0 +1,259 @@
+"""A server's clients as Flower nodes: who is there, what each was sent, what came back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedbranch.errors import FederationStalled, InvalidUpdate
+from fedbranch.flower.arrays import Layout, NamedArrays
+from fedbranch.flower.identity import Roster, identify
+from fedbranch.flower.replies import Reported, arrays_in, reported_in
+from fedbranch.messages import Refusal, Update
+from fedbranch.server import Server
+
+__all__ = ["Answer", "Asked", "Federation", "Keys", "Received"]
+
+log = logging.getLogger("flwr.fedbranch")  # below Flower's own, so that it goes where that goes
+
+ROUNDS_UNTIL_AWAY = 10
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LOGS = 0.5, 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Under which names a message carries what."""
+
+    weight: str
+    arrays: str
+    config: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A message to a client.
+
+    Attributes
+    ----------
+    client_id, position, round
+        To whom, where in the tree it was, and when.
+    is_at_leaf
+        Whether that position was a leaf.
+    sent
+        The model in the message.
+    base
+        Names those parameters.
+    """
+
+    client_id: str
+    position: int
+    round: int
+    is_at_leaf: bool
+    sent: NamedArrays
+    base: str
+    message: Message
+
+    @property
+    def id(self) -> str:
+        """What the reply will name; known once the message was sent."""
+        return self.message.metadata.message_id
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether Flower would no longer pass a reply on."""
+        metadata = self.message.metadata
+        return metadata.created_at + metadata.ttl < time.time()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a client made of a message: numbers and, if it was to train, an update."""
+
+    asked: Asked
+    reported: Reported
+    update: Update | None
+
+
+@dataclass(frozen=True)
+class Received:
+    """What came back from an exchange.
+
+    Attributes
+    ----------
+    answers
+        Client id -> what it answered.
+    refused
+        Client id -> why its reply is of no use.
+    unanswered
+        Messages that may still be answered.
+    """
+
+    answers: dict[str, Answer]
+    refused: dict[str, Refusal]
+    unanswered: list[Asked]
+
+
+@dataclass
+class Federation:
+    """The nodes of a running federation.
+
+    Attributes
+    ----------
+    server
+        Knows them as clients.
+    layout
+        Of the model's arrays.
+    keys
+        Of the messages.
+    timeout_s
+        How long an exchange may take.
+    roster
+        Who was there at the last look.
+    """
+
+    server: Server
+    layout: Layout
+    keys: Keys
+    timeout_s: float
+    roster: Roster = field(default_factory=lambda: Roster({}, {}))
+    _last_seen: dict[str, int] = field(default_factory=dict)  # client id -> round
+
+    def gather(self, grid: Grid, this_round: int, num_needed: int) -> list[str]:
+        """Wait for enough nodes, and give the ids of the clients that are there, sorted.
+
+        Raises
+        ------
+        FederationStalled
+            If they do not come in time.
+        """
+        began = last_log = time.monotonic()
+        while True:
+            self.roster = identify(grid.get_nodes())
+            num_there = len(self.roster.node_ids)
+            if num_there >= num_needed:
+                break
+            now = time.monotonic()
+            if now - began > self.timeout_s:
+                raise FederationStalled(
+                    f"{num_there} nodes are connected and {num_needed} are needed; nobody else "
+                    f"came for {self.timeout_s:g} s. Start more nodes, or ask for fewer with "
+                    "min_available_nodes and min_train_nodes"
+                )
+            if now - last_log > SECONDS_BETWEEN_LOGS:
+                log.info("\twaiting for nodes: %d of %d are connected", num_there, num_needed)
+                last_log = now
+            time.sleep(min(SECONDS_BETWEEN_LOOKS, self.timeout_s))
+        for client_id, reason in self.roster.refused.items():
+            log.warning("\t%s is not asked: %s", client_id, reason)
+        self._mark_away(this_round)
+        return sorted(self.roster.node_ids)
+
+    def _mark_away(self, this_round: int) -> None:
+        """Let no split wait for clients that have not been there for many rounds."""
+        known = self.server.tree.client_ids
+        for client_id in known:
+            if client_id in self.roster.node_ids:
+                self._last_seen[client_id] = this_round
+        self.server.mark_away(
+            client_id
+            for client_id in known
+            if this_round - self._last_seen.setdefault(client_id, this_round) >= ROUNDS_UNTIL_AWAY
+        )
+
+    def ask(
+        self,
+        client_ids: Iterable[str],
+        this_round: int,
+        config: ConfigRecord | None,
+        *,
+        message_type: str,
+        ttl_s: float,
+    ) -> list[Asked]:
+        """Write a message to each of these clients, with the model of its position.
+
+        All clients at a position get the same record, which Flower then stores once.
+        """
+        settings = ConfigRecord({**(config or {}), "server-round": this_round})
+        tree = self.server.tree
+        sent: dict[int, NamedArrays] = {}
+        records: dict[int, RecordDict] = {}
+        asked = []
+        for client_id in client_ids:
+            at = tree[tree.position(client_id)]
+            if at.id not in records:
+                sent[at.id] = self.layout.arrays_at(at.params, at.buffers)
+                records[at.id] = RecordDict(
+                    {
+                        self.keys.arrays: self.layout.record(sent[at.id]),
+                        self.keys.config: settings,
+                    }
+                )
+            message = Message(
+                content=records[at.id],
+                message_type=message_type,
+                dst_node_id=self.roster.node_ids[client_id],
+                ttl=ttl_s,
+                group_id=str(this_round),
+            )
+            asked.append(
+                Asked(
+                    client_id=client_id,
+                    position=at.id,
+                    round=this_round,
+                    is_at_leaf=at.is_leaf,
+                    sent=sent[at.id],
+                    base=at.base,
+                    message=message,
+                )
+            )
+        return asked
+
+    def receive(
+        self, asked: Iterable[Asked], replies: Iterable[Message], *, to_training: bool
+    ) -> Received:
+        """Read replies as they come; of several from one client, the one to its latest message."""
+        waiting = {one.id: one for one in asked}
+        answered: dict[str, int] = {}  # client id -> round of the message that it answered
+        answers: dict[str, Answer] = {}
+        refused: dict[str, Refusal] = {}
+        for reply in replies:
+            one = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if one is None:
+                log.warning("\tignored a reply to a message that nobody waits for")
+                continue
+            if answered.get(one.client_id, -1) > one.round:
+                continue
+            answered[one.client_id] = one.round
+            answers.pop(one.client_id, None)
+            refused.pop(one.client_id, None)
+            try:
+                answers[one.client_id] = self._read(one, reply, to_training=to_training)
+            except InvalidUpdate as error:
+                refused[one.client_id] = Refusal(str(error))
+            except Exception as error:  # objects from outside may fail in ways of their own
+                refused[one.client_id] = Refusal(f"the reply cannot be read: {error!r}")
+        unanswered = [
+            one for one in waiting.values() if one.round > answered.get(one.client_id, -1)
+        ]
+        return Received(answers, refused, [one for one in unanswered if not one.has_expired])
+
+    def _read(self, asked: Asked, reply: Message, *, to_training: bool) -> Answer:
+        reported = reported_in(reply, self.keys.weight, self.server.max_examples)
+        if reply.metadata.src_node_id != asked.message.metadata.dst_node_id:
+            raise InvalidUpdate(f"answered by another node ({reply.metadata.src_node_id})")
+        update = None
+        if to_training:
+            vector, buffers = self.layout.steps(asked.sent, arrays_in(reply, self.keys.arrays))
+            update = Update(
+                vector,
+                num_examples=reported.num_examples,
+                metrics=reported.scalars,
+                buffers=buffers,
+                base=asked.base,
+            )
+        return Answer(asked=asked, reported=reported, update=update)

@@ -1,0 +1,119 @@
+"""Who a Flower node is: the client id that it keeps over restarts.
+
+In a deployment every SuperNode signs its requests with its private key, and the SuperLink
+tells us the public key: the client id is that key's fingerprint. Nothing in a reply has a
+say. Flower's simulation engine has no keys; there the client is its partition.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["NodeInfo", "Roster", "client_id_of_key", "identify"]
+
+PEM_BEGIN, PEM_END = b"-----BEGIN PUBLIC KEY-----", b"-----END PUBLIC KEY-----"
+# Nobody finds two keys with the same first 128 bits of their SHA-256.
+FINGERPRINT_DIGITS = 32
+SIMULATED_KEY_BYTES = 32  # the simulation engine gives its nodes random bytes for a key
+
+
+class NodeInfo(Protocol):
+    """What Flower's grid says about a node."""
+
+    node_id: int
+    public_key: bytes
+    registered_at: str
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The nodes that are there now.
+
+    Attributes
+    ----------
+    node_ids
+        Client id -> Flower's id of its node.
+    refused
+        Client id -> why no node speaks for it.
+    """
+
+    node_ids: dict[str, int]
+    refused: dict[str, str]
+
+
+def client_id_of_key(public_key: bytes) -> str:
+    r"""Give the client id of a SuperNode with this public key, in PEM.
+
+    It is the beginning of the SHA-256 of the key in DER, as also
+    ``openssl pkey -pubin -in KEY -outform DER | sha256sum`` prints it.
+
+    Examples
+    --------
+    >>> client_id_of_key(b"-----BEGIN PUBLIC KEY-----\nAAEC\n-----END PUBLIC KEY-----\n")
+    'key-ae4b3280e56e2faf83f414a6e3dabe9d'
+    """
+    before, _, rest = public_key.partition(PEM_BEGIN)
+    body, end, _ = rest.partition(PEM_END)
+    try:
+        if before.strip() or not end:
+            raise ValueError("it has no PEM header")
+        der = base64.b64decode(b"".join(body.split()), validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ValueError(f"not a public key in PEM: {public_key[:40]!r}: {error}") from None
+    return f"key-{hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]}"
+
+
+def identify(nodes: Iterable[NodeInfo]) -> Roster:
+    """Find out which clients the nodes are.
+
+    Two nodes with one key, or one node with two keys, are nobody: neither is asked.
+
+    Examples
+    --------
+    >>> from fedbranch.flower.testing import FakeNode
+    >>> identify([FakeNode(node_id=7), FakeNode(node_id=8)]).node_ids
+    {'node-7': 7, 'node-8': 8}
+    """
+    listed = list(nodes)
+    with_key = [node for node in listed if node.public_key.lstrip().startswith(b"-----BEGIN")]
+    without = [node for node in listed if node not in with_key]
+    claims: dict[str, set[int]] = defaultdict(set)  # client id -> nodes that say they are it
+    claimed_by: dict[int, set[str]] = defaultdict(set)
+    for node in with_key:
+        client_id = client_id_of_key(node.public_key)
+        claims[client_id].add(node.node_id)
+        claimed_by[node.node_id].add(client_id)
+    for client_id, node in _simulated(without).items():
+        claims[client_id].add(node.node_id)
+        claimed_by[node.node_id].add(client_id)
+    node_ids: dict[str, int] = {}
+    refused: dict[str, str] = {}
+    for client_id, claimants in sorted(claims.items()):
+        node_id = min(claimants)
+        if len(claimants) > 1:
+            refused[client_id] = f"one key on several nodes: {sorted(claimants)}"
+        elif len(claimed_by[node_id]) > 1:
+            refused[client_id] = f"node {node_id} has several keys: {sorted(claimed_by[node_id])}"
+        else:
+            node_ids[client_id] = node_id
+    return Roster(node_ids, refused)
+
+
+def _simulated(nodes: list[NodeInfo]) -> dict[str, NodeInfo]:
+    """Name nodes without keys by their partition, or else by Flower's own id.
+
+    The simulation engine registers its nodes in the order of their partitions, and gives them
+    random ids anew in every run.
+    """
+    times = {node.registered_at for node in nodes}
+    are_simulated = all(len(node.public_key) == SIMULATED_KEY_BYTES for node in nodes)
+    if not are_simulated or len(times) < len(nodes):
+        return {f"node-{node.node_id}": node for node in nodes}
+    ordered = sorted(nodes, key=lambda node: node.registered_at)
+    return {f"partition-{number:04d}": node for number, node in enumerate(ordered)}

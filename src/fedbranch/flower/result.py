@@ -1,0 +1,63 @@
+"""What a clustered federation comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Result
+
+from fedbranch.flower.arrays import Layout
+from fedbranch.runs import Round
+from fedbranch.tree import ParameterTree
+
+__all__ = ["ClusteredResult"]
+
+
+@dataclass(repr=False, kw_only=True)
+class ClusteredResult(Result):
+    """Flower's ``Result``, with the clusters beside it.
+
+    Attributes
+    ----------
+    arrays
+        The model at the tree's root: as long as nothing has split the one model, later what
+        plain federated learning had come to.
+    tree
+        The parameter tree.
+    node_ids
+        Client id -> Flower's id of the node that last spoke for it.
+    history
+        Every round: decisions with their reasons, refusals, evaluations.
+    """
+
+    tree: ParameterTree
+    layout: Layout
+    node_ids: dict[str, int] = field(default_factory=dict)
+    history: list[Round] = field(default_factory=list)
+
+    @property
+    def clusters(self) -> dict[int, list[str]]:
+        """Leaf -> ids of the clients that train there."""
+        return {leaf.id: self.tree.members(leaf.id) for leaf in self.tree.leaves}
+
+    @property
+    def assignments(self) -> dict[str, int]:
+        """Client id -> its position in the tree: a leaf, or where it waits to be routed on."""
+        return {client_id: self.tree.position(client_id) for client_id in self.tree.client_ids}
+
+    def arrays_at(self, position: int) -> ArrayRecord:
+        """Give the model at a position in the tree."""
+        at = self.tree[position]
+        return self.layout.record(self.layout.arrays_at(at.params, at.buffers))
+
+    def arrays_of(self, client_id: str) -> ArrayRecord:
+        """Give a client's model."""
+        return self.arrays_at(self.tree.position(client_id))
+
+    def __repr__(self) -> str:
+        lines = [
+            f"\tleaf {leaf}: {len(client_ids)} clients: {', '.join(client_ids)}"
+            for leaf, client_ids in self.clusters.items()
+        ]
+        return "\n".join(["Clusters:", *lines, "", super().__repr__()])

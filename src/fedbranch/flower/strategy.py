@@ -1,0 +1,493 @@
+"""The strategy: Flower's round, with a model for every cluster.
+
+It translates between Flower's messages and :class:`fedbranch.Server`, which decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedbranch.checkpoint import JSON
+from fedbranch.flower.arrays import Layout
+from fedbranch.flower.exchange import exchange
+from fedbranch.flower.federation import Answer, Asked, Federation, Keys
+from fedbranch.flower.replies import merged, weighted_mean_of_metrics
+from fedbranch.flower.result import ClusteredResult
+from fedbranch.flower.saved import metrics_from_json, metrics_to_json, open_run
+from fedbranch.messages import Refusal, Update
+from fedbranch.records import RoundRecord
+from fedbranch.rules import Rule, rule_to_state
+from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
+from fedbranch.seeds import draw_clients, stream_seed
+from fedbranch.server import Server
+
+__all__ = ["ClusteredStrategy"]
+
+log = logging.getLogger("flwr.fedbranch")  # below Flower's own, so that it goes where that goes
+
+MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
+
+
+@dataclass
+class _Running:
+    """A federation between its start and its end."""
+
+    federation: Federation
+    result: ClusteredResult
+    folder: RunFolder | None
+    asked: list[Asked] = field(default_factory=list)
+    late: list[Asked] = field(default_factory=list)  # asked to train in earlier rounds
+    record: RoundRecord | None = None  # of the round that is under way
+    evaluation: Evaluation = field(default_factory=dict)
+
+    @property
+    def server(self) -> Server:
+        return self.federation.server
+
+
+class ClusteredStrategy(Strategy):
+    """Clustered federated learning as a Flower strategy: a drop-in for ``FedAvg``.
+
+    Client apps need no change. Every node trains and evaluates the model of its own position
+    in the parameter tree; :class:`fedbranch.Server` decides what splits.
+
+    Parameters
+    ----------
+    fraction_train, fraction_evaluate
+        The share of the connected nodes that is asked in a round.
+    min_train_nodes, min_evaluate_nodes
+        How many are asked at least.
+    min_available_nodes
+        How many must be connected for a round to begin.
+    weighted_by_key
+        Where a client's reply says its number of examples.
+    arrayrecord_key, configrecord_key
+        Where in a message the model and the configuration are.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn
+        Map the replies' records, without arrays, and the weight's key to one record. By
+        default the weighted mean of every metric. Called for all clients together and for
+        each cluster.
+    rule
+        Decides when clusters split.
+    seed
+        Which nodes are drawn follows from it and the round.
+    buffers
+        Names of the arrays that are averaged but never compared. By default whole numbers
+        and what PyTorch's normalisation layers keep beside their parameters.
+    checkpoint_dir
+        The run folder, where the whole state is after every round. It is on the machine on
+        which the server app runs; better give an absolute path.
+    resume
+        Go on with the run in the folder, if there is one. Its initial model is the one that
+        it began with.
+
+    Examples
+    --------
+    In a server app, where ``FedAvg(fraction_train=0.5)`` was::
+
+        strategy = ClusteredStrategy(
+            fraction_train=0.5, rule=Thresholds(eps_mean=0.1, eps_max=0.5, gamma_max=0.5)
+        )
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=50)
+        result.clusters  # leaf -> client ids
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        rule: Rule,
+        seed: int = 0,
+        buffers: Collection[str] | None = None,
+        checkpoint_dir: str | Path | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.fraction_train = fraction_train
+        self.fraction_evaluate = fraction_evaluate
+        self.min_train_nodes = min_train_nodes
+        self.min_evaluate_nodes = min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.weighted_by_key = weighted_by_key
+        self.arrayrecord_key = arrayrecord_key
+        self.configrecord_key = configrecord_key
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean_of_metrics
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean_of_metrics
+        self.rule = rule
+        self.seed = seed
+        self.buffers = buffers
+        self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.resume = resume
+        self._running: _Running | None = None
+        for name in ("fraction_train", "fraction_evaluate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1]")
+        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if resume and checkpoint_dir is None:
+            raise ValueError("resume=True without a checkpoint_dir; say where the run is")
+
+    def summary(self) -> None:
+        """Log the settings."""
+        log.info("\t├──> Rule: %s", self.rule)
+        log.info(
+            "\t├──> Sampling: train %.2f (at least %d), evaluate %.2f (at least %d), of at least "
+            "%d nodes; seed %d",
+            self.fraction_train,
+            self.min_train_nodes,
+            self.fraction_evaluate,
+            self.min_evaluate_nodes,
+            self.min_available_nodes,
+            self.seed,
+        )
+        log.info(
+            "\t├──> Keys in records: weight '%s', arrays '%s', config '%s'",
+            self.weighted_by_key,
+            self.arrayrecord_key,
+            self.configrecord_key,
+        )
+        log.info("\t└──> Run folder: %s", self.checkpoint_dir or "none, so nothing is saved")
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> ClusteredResult:
+        """Run the federation.
+
+        Parameters
+        ----------
+        grid
+            Flower's way to the nodes.
+        initial_arrays
+            The initial model.
+        num_rounds
+            Up to which round.
+        timeout
+            Seconds that a round waits for training, and again for evaluation. Whoever takes
+            longer is left out of that round.
+        train_config, evaluate_config
+            Sent to the client apps, with ``server-round``.
+        evaluate_fn
+            Maps a round and a model to metrics. Called with the initial model, and after
+            every round once for each leaf.
+
+        Returns
+        -------
+        ClusteredResult
+
+        Raises
+        ------
+        FederationStalled
+            If too few nodes are connected for as long as ``timeout``. What was trained
+            before is in the run folder.
+        """
+        log.info("Starting %s:", type(self).__name__)
+        self.summary()
+        running = self._running = self._begin(initial_arrays, num_rounds, timeout)
+        result = running.result
+        began = time.monotonic()
+        if running.server.round:
+            log.info("Going on after round %d", running.server.round)
+        if evaluate_fn is not None:
+            metrics = evaluate_fn(0, result.layout.record(result.layout.initial))
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[0] = metrics
+
+        for number in range(running.server.round + 1, num_rounds + 1):
+            log.info("[ROUND %d/%d]", number, num_rounds)
+            config = ConfigRecord() if train_config is None else train_config
+            messages = self.configure_train(number, result.arrays, config, grid)
+            late = [one.message for one in running.late]
+            replies = exchange(grid, list(messages), timeout, late=late)
+            arrays, train_metrics = self.aggregate_train(number, replies)
+            if arrays is not None:
+                result.arrays = arrays
+            if train_metrics is not None:
+                result.train_metrics_clientapp[number] = train_metrics
+
+            config = ConfigRecord() if evaluate_config is None else evaluate_config
+            messages = self.configure_evaluate(number, result.arrays, config, grid)
+            replies = exchange(grid, list(messages), timeout)
+            metrics = self.aggregate_evaluate(number, replies)
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[number] = metrics
+            if evaluate_fn is not None:
+                metrics = self._evaluate_leaves(number, evaluate_fn)
+                if metrics is not None:
+                    result.evaluate_metrics_serverapp[number] = metrics
+            self._close_round(number)
+        self._finish()
+        log.info("Finished in %.1f s", time.monotonic() - began)
+        for line in str(result).splitlines():
+            log.info("\t%s", line)
+        return result
+
+    def _begin(self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float) -> _Running:
+        """Set up the server, or load it with everything that was before."""
+        layout = Layout.of(initial_arrays, self.buffers)
+        server = Server(layout.num_params, num_buffers=layout.num_buffers, rule=self.rule)
+        folder = None
+        history: list[Round] = []
+        if self.checkpoint_dir is not None:
+            about: JSON = {
+                "driver": "flower",
+                "method": "cfl",
+                "rounds": num_rounds,
+                "seed": self.seed,
+                "rule": rule_to_state(self.rule),
+                "model": layout.describe(),
+                "clients": [],  # nobody knows them before they come
+            }
+            folder, layout = open_run(self.checkpoint_dir, about, layout, resume=self.resume)
+            if folder.has_state:
+                server = Server.load(folder.path / "state", rule=self.rule)
+            folder.truncate_history(server.round)
+            history = folder.history()
+        result = ClusteredResult(tree=server.tree, layout=layout, history=history)
+        result.arrays = result.arrays_at(server.tree.root.id)
+        for entry in history:
+            for stage, by_round in _by_stage(result).items():
+                if stage in entry.aggregated:
+                    by_round[entry.record.round] = metrics_from_json(entry.aggregated[stage])
+        keys = Keys(
+            weight=self.weighted_by_key, arrays=self.arrayrecord_key, config=self.configrecord_key
+        )
+        return _Running(Federation(server, layout, keys, timeout), result, folder)
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not been started: call its own start(). The round of "
+                "another strategy around it would know one model only"
+            )
+        return self._running
+
+    # The steps of a round, under Flower's names
+
+    def configure_train(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,  # noqa: ARG002 -- every node gets the model of its position
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> Iterable[Message]:
+        """Ask nodes to train, each the model of its position."""
+        running = self._started()
+        running.asked = []
+        if self.fraction_train > 0:
+            server = running.server
+            present, num_asked = self._present(
+                grid, server_round, self.fraction_train, self.min_train_nodes
+            )
+            server.join(client_id for client_id in present if client_id not in server.tree)
+            seed = stream_seed(self.seed, server_round)
+            drawn = draw_clients(present, num_asked, seed, first=server.awaited)
+            tasks = server.plan(drawn)
+            # Twice the time: a late reply is of use if its cluster stands still meanwhile.
+            ttl_s = 2 * running.federation.timeout_s
+            running.asked = running.federation.ask(
+                tasks, server_round, config, message_type=MessageType.TRAIN, ttl_s=ttl_s
+            )
+            log.info("\ttrain: %d of %d nodes are asked", len(tasks), len(present))
+        return [one.message for one in running.asked]
+
+    def aggregate_train(
+        self,
+        server_round: int,  # noqa: ARG002 -- the server counts for itself
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Hand the updates to the server, which trains, routes and splits.
+
+        Returns
+        -------
+        tuple
+            The model at the root, and the clients' metrics: of all, and of each cluster.
+        """
+        running = self._started()
+        federation = running.federation
+        received = federation.receive([*running.late, *running.asked], replies, to_training=True)
+        updates: dict[str, Update | Refusal] = {
+            client_id: Refusal(reason) for client_id, reason in federation.roster.refused.items()
+        }
+        for one in running.asked:
+            updates[one.client_id] = Refusal(f"no answer within {federation.timeout_s:g} s")
+        updates |= received.refused
+        updates |= {i: answer.update for i, answer in received.answers.items() if answer.update}
+        record = running.record = running.server.step(updates)
+        running.late = received.unanswered
+        _log_record(record)
+        used = [received.answers[client_id] for client_id in record.metrics]
+        return (
+            running.result.arrays_at(running.server.tree.root.id),
+            self._aggregated(used, self.train_metrics_aggr_fn),
+        )
+
+    def configure_evaluate(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,  # noqa: ARG002 -- every node gets the model of its position
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> Iterable[Message]:
+        """Ask nodes to evaluate, each the model of its position."""
+        running = self._started()
+        running.asked = []
+        if self.fraction_evaluate > 0:
+            present, num_asked = self._present(
+                grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes
+            )
+            known = [client_id for client_id in present if client_id in running.server.tree]
+            running.asked = running.federation.ask(
+                draw_clients(known, num_asked, stream_seed(self.seed, server_round, "evaluate")),
+                server_round,
+                config,
+                message_type=MessageType.EVALUATE,
+                ttl_s=running.federation.timeout_s,
+            )
+        return [one.message for one in running.asked]
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 -- the server counts for itself
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Average the clients' metrics: over all, and over each cluster."""
+        running = self._started()
+        received = running.federation.receive(running.asked, replies, to_training=False)
+        for client_id, refusal in received.refused.items():
+            log.warning("\tevaluate: without %s: %s", client_id, refusal.reason)
+        if running.asked:
+            num_answers = len(received.answers)
+            log.info("\tevaluate: %d of %d nodes answered", num_answers, len(running.asked))
+        answers = dict(sorted(received.answers.items()))
+        running.evaluation = {i: answer.reported.finite_scalars for i, answer in answers.items()}
+        return self._aggregated(list(answers.values()), self.evaluate_metrics_aggr_fn)
+
+    def _present(
+        self, grid: Grid, server_round: int, fraction: float, at_least: int
+    ) -> tuple[list[str], int]:
+        """Wait until there are enough nodes; give their clients, and how many to ask."""
+        running = self._started()
+        num_needed = max(self.min_available_nodes, at_least, 1)
+        present = running.federation.gather(grid, server_round, num_needed)
+        running.result.node_ids.update(running.federation.roster.node_ids)
+        return present, max(int(len(present) * fraction), at_least)
+
+    def _aggregated(
+        self, answers: list[Answer], aggregation: MetricsAggregation
+    ) -> MetricRecord | None:
+        """Aggregate metrics over all clients and, beside that, over each leaf."""
+        if not answers:
+            return None
+        at_leaves: dict[int, list[RecordDict]] = defaultdict(list)
+        for answer in answers:
+            if answer.asked.is_at_leaf:
+                at_leaves[answer.asked.position].append(answer.reported.content)
+        overall = aggregation([one.reported.content for one in answers], self.weighted_by_key)
+        return merged(
+            overall,
+            {
+                leaf: aggregation(contents, self.weighted_by_key)
+                for leaf, contents in sorted(at_leaves.items())
+            },
+        )
+
+    def _evaluate_leaves(
+        self, server_round: int, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
+    ) -> MetricRecord | None:
+        """Evaluate every leaf here; the mean counts leaves by their clients."""
+        running = self._started()
+        measured = {}
+        for leaf in running.server.tree.leaves:
+            metrics = evaluate_fn(server_round, running.result.arrays_at(leaf.id))
+            if metrics is not None:
+                measured[leaf.id] = metrics
+        if not measured:
+            return None
+        contents = [
+            RecordDict(
+                {
+                    "metrics": metrics,
+                    "weight": MetricRecord({"": max(1, running.server.tree.num_members(leaf))}),
+                }
+            )
+            for leaf, metrics in measured.items()
+        ]
+        return merged(weighted_mean_of_metrics(contents, ""), measured)
+
+    def _close_round(self, server_round: int) -> None:
+        """Write the round into the history, and the state to the run folder."""
+        running = self._started()
+        assert running.record is not None
+        entry = Round(
+            record=running.record,
+            evaluation=running.evaluation,
+            aggregated={
+                stage: metrics_to_json(by_round[server_round])
+                for stage, by_round in _by_stage(running.result).items()
+                if server_round in by_round
+            },
+        )
+        running.result.history.append(entry)
+        if running.folder is not None:
+            running.folder.append(entry)
+            running.folder.save_server(running.server)
+        running.record, running.evaluation = None, {}
+
+    def _finish(self) -> None:
+        """Mark the run folder as complete."""
+        running = self._started()
+        if running.folder is not None and not running.folder.is_complete:
+            evaluation = running.folder.final_evaluation()
+            running.folder.finish(
+                {
+                    "rounds": running.server.round,
+                    "clusters": {str(leaf): ids for leaf, ids in running.server.clusters.items()},
+                    "mean": mean_by_metric(evaluation, list(evaluation)),
+                }
+            )
+
+
+def _by_stage(result: ClusteredResult) -> dict[str, dict[int, MetricRecord]]:
+    """Name the metrics of a result as the history does."""
+    return {
+        "train": result.train_metrics_clientapp,
+        "evaluate": result.evaluate_metrics_clientapp,
+        "server": result.evaluate_metrics_serverapp,
+    }
+
+
+def _log_record(record: RoundRecord) -> None:
+    """Say what happened, and why."""
+    log.info("\ttrain: %d updates used, %d refused", len(record.metrics), len(record.refused))
+    for client_id, reason in record.refused.items():
+        log.warning("\t%s is left out: %s", client_id, reason)
+    for move in record.routed:
+        log.info("\t%s goes from node %d to %d", move.client_id, move.from_node, move.to_node)
+    for decision in record.decisions:
+        level = logging.INFO if decision.verdict != "train" else logging.DEBUG
+        log.log(level, "\tnode %d: %s: %s", decision.node_id, decision.verdict, decision.reason)
