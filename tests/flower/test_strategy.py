@@ -1,12 +1,22 @@
 import copy
+import inspect
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 import fedbranch as fb
 from fakes import fingerprint
+from fedbranch.errors import DamagedFile, FederationStalled, UnusableRun
+from fedbranch.flower import ClusteredStrategy, exchange
 from fedbranch.flower.testing import FakeNode
+from fedbranch.report.comparison import compare
+from fedbranch.runs import RunFolder
 from flower.federations import (
     RULE,
     SEED,
@@ -92,3 +102,391 @@ def test_a_newcomer_after_the_split_is_routed_as_in_the_simulator():
     ]
     assert result.assignments["partition-0006"] == result.assignments["partition-0000"]
     assert_same(result, simulate(clients, model, rounds=35))
+
+
+# In place of FedAvg
+
+
+def test_it_takes_what_fedavg_takes():
+    fedavg = inspect.signature(FedAvg).parameters
+    clustered = inspect.signature(ClusteredStrategy).parameters
+
+    assert [(p.name, p.default) for p in fedavg.values()] == [
+        (p.name, p.default) for p in list(clustered.values())[: len(fedavg)]
+    ]
+    ours, flowers = (inspect.signature(c.start).parameters for c in (ClusteredStrategy, Strategy))
+    assert [(p.name, p.default) for p in ours.values()] == [
+        (p.name, p.default) for p in flowers.values()
+    ]
+
+
+def test_a_rule_that_never_splits_is_fedavg():
+    clustered = start(make_grid(), num_rounds=5, rule=fb.NeverSplit())
+
+    federated = FedAvg().start(
+        make_grid(), ArrayRecord(make_model().state_dict()), num_rounds=5, timeout=5
+    )
+
+    assert isinstance(clustered, Result)
+    for name, array in federated.arrays.items():
+        np.testing.assert_allclose(
+            clustered.arrays[name].numpy(), array.numpy(), rtol=1e-5, atol=1e-6
+        )
+    for number in range(1, 6):
+        for metrics in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+            ours, theirs = (getattr(r, metrics)[number] for r in (clustered, federated))
+            for name, value in theirs.items():
+                assert ours[name] == pytest.approx(value, rel=1e-4)
+
+
+def test_all_nodes_at_a_position_get_the_same_record():
+    grid = make_grid()
+
+    result = start(grid)
+
+    last = [m for m in grid.sent if m.metadata.group_id == "30"]
+    assert len({id(message.content) for message in last}) == 2 * len(result.clusters)
+    assert {m.content["config"]["server-round"] for m in last} == {30}
+
+
+def test_the_users_config_arrives_and_stays_as_it_was():
+    grid, config = make_grid(), ConfigRecord({"lr": 0.5})
+
+    start(grid, num_rounds=1, start_with={"train_config": config})
+
+    assert grid.sent[0].content["config"] == ConfigRecord({"lr": 0.5, "server-round": 1})
+    assert config == ConfigRecord({"lr": 0.5})
+
+
+def test_a_strategy_without_start_says_what_to_do():
+    strategy = ClusteredStrategy(rule=RULE)
+
+    with pytest.raises(RuntimeError, match="call its own start"):
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), make_grid())
+
+
+def test_it_can_be_started_again():
+    strategy = ClusteredStrategy(rule=RULE, seed=SEED)
+    arrays = ArrayRecord(make_model().state_dict())
+
+    first, second = (strategy.start(make_grid(), arrays, num_rounds=3) for _ in range(2))
+
+    assert tree_fingerprint(first.tree) == tree_fingerprint(second.tree)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"fraction_train": 1.5}, "fraction_train is 1.5"),
+        ({"fraction_evaluate": -1}, "fraction_evaluate is -1"),
+        ({"min_available_nodes": -1}, "min_available_nodes is -1"),
+        ({"resume": True}, "resume=True without a checkpoint_dir"),
+    ],
+)
+def test_nonsense_is_an_error(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        ClusteredStrategy(rule=RULE, **settings)
+
+
+# Evaluation
+
+
+def test_metrics_are_given_for_every_cluster_and_overall():
+    result = start(make_grid())
+
+    last = result.evaluate_metrics_clientapp[30]
+    leaves = sorted(result.clusters)
+    assert set(last) == {
+        *("loss", "accuracy"),
+        *(f"leaf-{leaf}/{name}" for leaf in leaves for name in ("loss", "accuracy")),
+    }
+    evaluation = result.history[-1].evaluation
+    for leaf, client_ids in result.clusters.items():  # all have 20 test examples
+        mean = np.mean([evaluation[client_id]["accuracy"] for client_id in client_ids])
+        assert last[f"leaf-{leaf}/accuracy"] == pytest.approx(mean)
+    mean = np.mean([metrics["accuracy"] for metrics in evaluation.values()])
+    assert last["accuracy"] == pytest.approx(mean)
+    assert f"leaf-{leaves[0]}/loss" in result.train_metrics_clientapp[30]
+
+
+def test_the_servers_evaluation_sees_every_leaf():
+    seen = []
+
+    def evaluate(number, arrays):
+        seen.append(number)
+        return MetricRecord({"size": float(np.abs(arrays["0.weight"].numpy()).sum())})
+
+    result = start(make_grid(), start_with={"evaluate_fn": evaluate})
+
+    assert seen.count(0) == seen.count(1) == 1
+    assert seen.count(30) == len(result.clusters) == 2
+    sizes = {
+        leaf: float(np.abs(result.arrays_at(leaf)["0.weight"].numpy()).sum())
+        for leaf in result.clusters
+    }
+    last = result.evaluate_metrics_serverapp[30]
+    assert {f"leaf-{leaf}/size": size for leaf, size in sizes.items()}.items() <= last.items()
+    weights = [len(ids) for ids in result.clusters.values()]
+    assert last["size"] == pytest.approx(np.average(list(sizes.values()), weights=weights))
+
+
+def test_a_users_aggregation_gets_the_replies_without_arrays():
+    calls = []
+
+    def largest(contents, weighted_by_key):
+        calls.append([list(content) for content in contents])
+        return MetricRecord({"largest": max(c["metrics"]["loss"] for c in contents)})
+
+    result = start(make_grid(), num_rounds=1, train_metrics_aggr_fn=largest)
+
+    assert calls == [[["metrics"]] * 6] * 2
+    assert set(result.train_metrics_clientapp[1]) == {"largest", "leaf-0/largest"}
+
+
+def test_without_evaluation_nobody_is_asked_for_it():
+    grid = make_grid()
+
+    result = start(grid, num_rounds=2, fraction_evaluate=0.0)
+
+    assert {message.metadata.message_type for message in grid.sent} == {"train"}
+    assert result.evaluate_metrics_clientapp == {}
+
+
+def test_the_root_keeps_what_plain_learning_came_to():
+    result = start(make_grid())
+
+    root = result.tree.root
+    assert not root.is_leaf
+    np.testing.assert_array_equal(
+        result.arrays["0.weight"].numpy(), result.arrays_at(root.id)["0.weight"].numpy()
+    )
+    of_client = result.arrays_of("partition-0001")["0.weight"].numpy()
+    assert not np.array_equal(result.arrays["0.weight"].numpy(), of_client)
+
+
+# Coming and going
+
+
+def test_a_node_that_vanishes_keeps_its_position_and_goes_on():
+    grid = make_grid()
+    gone = []
+
+    def come_and_go(number, arrays):
+        if number == 25 and not gone:
+            gone.append(grid.disconnect(FakeNode.simulated(5, 6).node_id))
+        if number == 28:
+            grid.connect(gone[0])
+
+    result = start(grid, start_with={"evaluate_fn": come_and_go})
+
+    took_part = [
+        entry.record.round for entry in result.history if "partition-0005" in entry.record.metrics
+    ]
+    assert took_part == [*range(1, 26), 29, 30]
+    assert result.assignments["partition-0005"] == result.assignments["partition-0001"]
+    assert not any(entry.record.routed for entry in result.history)
+
+
+def test_a_client_that_was_away_at_the_split_is_routed_when_it_returns():
+    grid = make_grid()
+    gone = grid.disconnect(FakeNode.simulated(5, 6).node_id)
+    has_joined = []
+
+    def come_and_go(number, arrays):
+        if number == 0:
+            grid.connect(gone)
+        if number == 1:
+            has_joined.append(grid.disconnect(gone.node_id))
+        if number == 27:
+            grid.connect(gone)
+
+    rule = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5, min_cluster_size=2)
+    result = start(grid, rule=rule, num_rounds=32, start_with={"evaluate_fn": come_and_go})
+
+    assert has_joined
+    assert [move.client_id for e in result.history for move in e.record.routed] == [
+        "partition-0005"
+    ]
+    assert result.assignments["partition-0005"] == result.assignments["partition-0001"]
+
+
+def test_no_split_waits_for_ever_for_clients_that_vanished():
+    grid = make_grid(make_clients(num_clients=10))
+
+    def lose_four(number, arrays):
+        if number == 1:
+            for i in range(6, 10):
+                grid.disconnect(FakeNode.simulated(i, 10).node_id)
+
+    result = start(grid, num_rounds=40, start_with={"evaluate_fn": lose_four})
+
+    assert len(result.clusters) == 2
+    assert len(result.assignments) == 10
+
+
+def test_a_late_reply_is_used_if_its_cluster_stood_still():
+    slow = FakeNode.simulated(0, 6).node_id
+    withheld = []
+
+    def on_reply(message, reply):
+        if message.metadata.message_type != "train":
+            return reply
+        if message.metadata.dst_node_id == slow:
+            withheld.append(reply)
+            return withheld.pop(0) if len(withheld) > 1 else None
+        return reply
+
+    rule = fb.Thresholds(eps_mean=1.0, eps_max=0.5, gamma_max=0.5, min_cluster_size=2, coverage=1.0)
+    result = start(make_grid(on_reply=on_reply), num_rounds=12, timeout=0.2, rule=rule)
+
+    held = [
+        entry.record.round
+        for entry in result.history
+        if any(decision.verdict == "hold" for decision in entry.record.decisions)
+    ]
+    used = [e.record.round for e in result.history if "partition-0000" in e.record.metrics]
+    assert held
+    assert used
+    assert len(result.clusters) == 2
+
+
+def test_a_node_that_was_started_again_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(exchange, "SECONDS_BETWEEN_ROLL_CALLS", 0.01)
+    restarted = FakeNode.simulated(0, 6)
+
+    def on_reply(message, reply):
+        if message.metadata.dst_node_id != restarted.node_id or message.metadata.group_id != "2":
+            return reply
+        grid.connect(replace(restarted, last_activated_at=message.metadata.message_type))
+        return None
+
+    grid = make_grid(on_reply=on_reply)
+    result = start(grid, num_rounds=3, timeout=3600)  # the test would time out
+
+    took_part = ["partition-0000" in entry.record.metrics for entry in result.history]
+    assert took_part == [True, False, True]
+    assert "it was stopped" in result.history[1].record.refused["partition-0000"]
+
+
+def test_too_few_nodes_for_too_long_is_an_error():
+    with pytest.raises(FederationStalled, match=r"6 nodes are connected and 7 are needed"):
+        start(make_grid(), min_available_nodes=7, timeout=0.05)
+
+
+def test_a_refused_identity_stands_in_the_record():
+    grid = make_grid()
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    key = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    grid.nodes = {
+        i: FakeNode(node_id=i, config=node.config, public_key=key if i < 2 else b"")
+        for i, node in enumerate(grid.nodes.values())
+    }
+
+    result = start(grid, num_rounds=1)
+
+    assert list(result.history[0].record.refused.values()) == ["one key on several nodes: [0, 1]"]
+    assert sorted(result.assignments) == ["node-2", "node-3", "node-4", "node-5"]
+
+
+# Stopping and going on
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_after(number):
+    def evaluate(this_round, arrays):
+        if this_round == number:
+            raise Killed
+
+    return {"evaluate_fn": evaluate}
+
+
+def contents_of(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("has_buffers", [False, True])
+@pytest.mark.parametrize("killed_after", [1, 20, 29])
+def test_a_killed_server_app_goes_on_to_the_same_bytes(tmp_path, has_buffers, killed_after):
+    clients = make_clients()
+
+    def run(folder, *, seed=0, **more):
+        model = make_model(seed, has_buffers=has_buffers)
+        grid = make_grid(clients, copy.deepcopy(model))
+        return start(grid, model=model, checkpoint_dir=folder, **more)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "cut", start_with=kill_after(killed_after))
+
+    # The app draws other initial numbers when it starts again: those of the run count.
+    resumed = run(tmp_path / "cut", seed=1, resume=True)
+
+    assert contents_of(tmp_path / "whole") == contents_of(tmp_path / "cut")
+    assert resumed.evaluate_metrics_clientapp == whole.evaluate_metrics_clientapp
+    assert resumed.train_metrics_clientapp == whole.train_metrics_clientapp
+    assert resumed.history == whole.history
+    assert resumed.arrays == whole.arrays
+
+
+def test_resume_without_a_run_starts_one(tmp_path):
+    result = start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path / "new", resume=True)
+
+    assert len(result.history) == 2
+
+
+def test_a_folder_that_is_taken_is_not_overwritten(tmp_path):
+    start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path / "run")
+
+    with pytest.raises(UnusableRun, match="resume it, or choose another folder"):
+        start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path / "run")
+
+
+def test_a_complete_run_can_get_more_rounds(tmp_path):
+    start(make_grid(), num_rounds=10, checkpoint_dir=tmp_path / "more")
+    start(make_grid(), num_rounds=30, checkpoint_dir=tmp_path / "whole")
+
+    start(make_grid(), num_rounds=30, checkpoint_dir=tmp_path / "more", resume=True)
+
+    assert contents_of(tmp_path / "more") == contents_of(tmp_path / "whole")
+
+
+def test_a_run_with_other_settings_is_not_resumed(tmp_path):
+    start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path)
+
+    for other, name in [
+        ({"rule": fb.NeverSplit()}, "rule"),
+        ({"seed": 5}, "seed"),
+        ({"model": make_model(has_buffers=True)}, "model"),
+    ]:
+        with pytest.raises(UnusableRun, match=f"its {name} is not the one given now"):
+            start(make_grid(), num_rounds=4, checkpoint_dir=tmp_path, resume=True, **other)
+
+
+def test_a_changed_initial_model_is_damage(tmp_path):
+    start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path)
+    (file,) = (tmp_path / "initial").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+    with pytest.raises(DamagedFile, match="was cut or changed"):
+        start(make_grid(), num_rounds=4, checkpoint_dir=tmp_path, resume=True)
+
+
+def test_a_federations_folder_is_shown_like_a_simulations(tmp_path):
+    result = start(make_grid(), checkpoint_dir=tmp_path)
+
+    comparison = compare(RunFolder(tmp_path))
+
+    assert comparison.is_complete
+    assert comparison.metric == "accuracy"
+    assert {int(leaf): ids for leaf, ids in comparison.to_json()["clusters"].items()} == (
+        result.clusters
+    )
+    assert len(comparison.splits) == 1
+    assert json.loads((tmp_path / "run.json").read_text())["driver"] == "flower"

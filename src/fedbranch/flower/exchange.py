@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -13,10 +13,16 @@ __all__ = ["exchange"]
 # Wait a twentieth of the time waited so far: late by 5 % at most, and few questions.
 PATIENCE = 0.05
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+SECONDS_BETWEEN_ROLL_CALLS = 5.0
 
 
 def exchange(
-    grid: Grid, messages: Sequence[Message], timeout_s: float, *, late: Sequence[Message] = ()
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout_s: float,
+    *,
+    still_there: Callable[[], set[int]],
+    late: Sequence[Message] = (),
 ) -> Iterator[Message]:
     """Send messages; give their replies as they come.
 
@@ -28,29 +34,42 @@ def exchange(
         What to send. Each has its id afterwards.
     timeout_s
         How long to wait for the last of them. Whoever is late is not waited for.
+    still_there
+        Gives the ids of the nodes that can still answer. Others are not waited for.
     late
         Messages sent before: their replies are given too if they happen to come.
     """
     _push(grid, messages)
     return _replies(
         grid,
-        awaited={message.metadata.message_id for message in messages},
-        welcome={message.metadata.message_id for message in late},
+        awaited={m.metadata.message_id: m.metadata.dst_node_id for m in messages},
+        welcome={m.metadata.message_id for m in late},
+        still_there=still_there,
         timeout_s=timeout_s,
     )
 
 
 def _replies(
-    grid: Grid, *, awaited: set[str], welcome: set[str], timeout_s: float
+    grid: Grid,
+    *,
+    awaited: dict[str, int],  # message id -> node id
+    welcome: set[str],
+    still_there: Callable[[], set[int]],
+    timeout_s: float,
 ) -> Iterator[Message]:
-    began = time.monotonic()
+    began = last_roll_call = time.monotonic()
     while awaited:
-        for reply in grid.pull_messages(awaited | welcome):
+        for reply in grid.pull_messages(awaited.keys() | welcome):
             message_id = reply.metadata.reply_to_message_id
-            awaited.discard(message_id)
+            awaited.pop(message_id, None)
             welcome.discard(message_id)
             yield reply
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        if now - last_roll_call >= SECONDS_BETWEEN_ROLL_CALLS:
+            last_roll_call = now
+            there = still_there()
+            awaited = {i: node_id for i, node_id in awaited.items() if node_id in there}
+        waited = now - began
         if not awaited or waited >= timeout_s:
             return
         pause = min(max(PATIENCE * waited, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)

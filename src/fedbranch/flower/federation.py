@@ -120,7 +120,7 @@ class Federation:
     layout: Layout
     keys: Keys
     timeout_s: float
-    roster: Roster = field(default_factory=lambda: Roster({}, {}))
+    roster: Roster = field(default_factory=Roster)
     _last_seen: dict[str, int] = field(default_factory=dict)  # client id -> round
 
     def gather(self, grid: Grid, this_round: int, num_needed: int) -> list[str]:
@@ -152,6 +152,16 @@ class Federation:
             log.warning("\t%s is not asked: %s", client_id, reason)
         self._mark_away(this_round)
         return sorted(self.roster.node_ids)
+
+    def still_there(self, grid: Grid) -> set[int]:
+        """Give the ids of nodes that have been connected without a break since the last look.
+
+        A node that was started again does not remember what it was asked before.
+        """
+        now = identify(grid.get_nodes()).sessions
+        return {
+            node_id for node_id, since in self.roster.sessions.items() if now.get(node_id) == since
+        }
 
     def _mark_away(self, this_round: int) -> None:
         """Let no split wait for clients that have not been there for many rounds."""

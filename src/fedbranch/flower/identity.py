@@ -7,17 +7,22 @@ say. Flower's simulation engine has no keys; there the client is its partition.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
 
 __all__ = ["NodeInfo", "Roster", "client_id_of_key", "identify"]
 
-PEM_BEGIN, PEM_END = b"-----BEGIN PUBLIC KEY-----", b"-----END PUBLIC KEY-----"
 # Nobody finds two keys with the same first 128 bits of their SHA-256.
 FINGERPRINT_DIGITS = 32
 SIMULATED_KEY_BYTES = 32  # the simulation engine gives its nodes random bytes for a key
@@ -29,6 +34,7 @@ class NodeInfo(Protocol):
     node_id: int
     public_key: bytes
     registered_at: str
+    last_activated_at: str
 
 
 @dataclass(frozen=True)
@@ -41,31 +47,34 @@ class Roster:
         Client id -> Flower's id of its node.
     refused
         Client id -> why no node speaks for it.
+    sessions
+        Node id -> since when it has been connected without a break.
     """
 
-    node_ids: dict[str, int]
-    refused: dict[str, str]
+    node_ids: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    sessions: dict[int, str] = field(default_factory=dict)
 
 
 def client_id_of_key(public_key: bytes) -> str:
-    r"""Give the client id of a SuperNode with this public key, in PEM.
+    """Give the client id of the SuperNode with this public key, in PEM or as OpenSSH writes it.
 
     It is the beginning of the SHA-256 of the key in DER, as also
-    ``openssl pkey -pubin -in KEY -outform DER | sha256sum`` prints it.
+    ``openssl pkey -pubin -in KEY.pem -outform DER | sha256sum`` prints it.
 
     Examples
     --------
-    >>> client_id_of_key(b"-----BEGIN PUBLIC KEY-----\nAAEC\n-----END PUBLIC KEY-----\n")
-    'key-ae4b3280e56e2faf83f414a6e3dabe9d'
+    >>> client_id_of_key(
+    ...     b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
+    ... )
+    'key-9408457aefd071cec127c1f985399308'
     """
-    before, _, rest = public_key.partition(PEM_BEGIN)
-    body, end, _ = rest.partition(PEM_END)
+    load = load_pem_public_key if b"-----BEGIN" in public_key else load_ssh_public_key
     try:
-        if before.strip() or not end:
-            raise ValueError("it has no PEM header")
-        der = base64.b64decode(b"".join(body.split()), validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise ValueError(f"not a public key in PEM: {public_key[:40]!r}: {error}") from None
+        key = load(public_key.strip())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"not a public key: {public_key[:40]!r}: {error}") from None
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return f"key-{hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]}"
 
 
@@ -85,15 +94,17 @@ def identify(nodes: Iterable[NodeInfo]) -> Roster:
     without = [node for node in listed if node not in with_key]
     claims: dict[str, set[int]] = defaultdict(set)  # client id -> nodes that say they are it
     claimed_by: dict[int, set[str]] = defaultdict(set)
-    for node in with_key:
-        client_id = client_id_of_key(node.public_key)
-        claims[client_id].add(node.node_id)
-        claimed_by[node.node_id].add(client_id)
-    for client_id, node in _simulated(without).items():
-        claims[client_id].add(node.node_id)
-        claimed_by[node.node_id].add(client_id)
     node_ids: dict[str, int] = {}
     refused: dict[str, str] = {}
+    named = list(_simulated(without).items())
+    for node in with_key:
+        try:
+            named.append((client_id_of_key(node.public_key), node))
+        except ValueError as error:
+            refused[f"node-{node.node_id}"] = str(error)
+    for client_id, node in named:
+        claims[client_id].add(node.node_id)
+        claimed_by[node.node_id].add(client_id)
     for client_id, claimants in sorted(claims.items()):
         node_id = min(claimants)
         if len(claimants) > 1:
@@ -102,7 +113,8 @@ def identify(nodes: Iterable[NodeInfo]) -> Roster:
             refused[client_id] = f"node {node_id} has several keys: {sorted(claimed_by[node_id])}"
         else:
             node_ids[client_id] = node_id
-    return Roster(node_ids, refused)
+    sessions = {node.node_id: node.last_activated_at for node in listed}
+    return Roster(node_ids, refused, sessions)
 
 
 def _simulated(nodes: list[NodeInfo]) -> dict[str, NodeInfo]:

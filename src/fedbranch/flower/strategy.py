@@ -221,8 +221,13 @@ class ClusteredStrategy(Strategy):
             log.info("[ROUND %d/%d]", number, num_rounds)
             config = ConfigRecord() if train_config is None else train_config
             messages = self.configure_train(number, result.arrays, config, grid)
-            late = [one.message for one in running.late]
-            replies = exchange(grid, list(messages), timeout, late=late)
+            replies = exchange(
+                grid,
+                list(messages),
+                timeout,
+                still_there=lambda: running.federation.still_there(grid),
+                late=[one.message for one in running.late],
+            )
             arrays, train_metrics = self.aggregate_train(number, replies)
             if arrays is not None:
                 result.arrays = arrays
@@ -231,7 +236,12 @@ class ClusteredStrategy(Strategy):
 
             config = ConfigRecord() if evaluate_config is None else evaluate_config
             messages = self.configure_evaluate(number, result.arrays, config, grid)
-            replies = exchange(grid, list(messages), timeout)
+            replies = exchange(
+                grid,
+                list(messages),
+                timeout,
+                still_there=lambda: running.federation.still_there(grid),
+            )
             metrics = self.aggregate_evaluate(number, replies)
             if metrics is not None:
                 result.evaluate_metrics_clientapp[number] = metrics
@@ -334,7 +344,9 @@ class ClusteredStrategy(Strategy):
             client_id: Refusal(reason) for client_id, reason in federation.roster.refused.items()
         }
         for one in running.asked:
-            updates[one.client_id] = Refusal(f"no answer within {federation.timeout_s:g} s")
+            updates[one.client_id] = Refusal(
+                f"no answer: it was stopped, or took longer than {federation.timeout_s:g} s"
+            )
         updates |= received.refused
         updates |= {i: answer.update for i, answer in received.answers.items() if answer.update}
         record = running.record = running.server.step(updates)

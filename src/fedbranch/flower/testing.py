@@ -35,14 +35,15 @@ class FakeNode:
         Flower's id of it.
     config
         What the client app finds in ``context.node_config``.
-    public_key, registered_at
-        Who it is; see :mod:`fedbranch.flower.identity`.
+    public_key, registered_at, last_activated_at
+        Who it is, and since when it has been there; see :mod:`fedbranch.flower.identity`.
     """
 
     node_id: int
     config: UserConfig = field(default_factory=dict)
     public_key: bytes = b""
     registered_at: str = ""
+    last_activated_at: str = ""
 
     @classmethod
     def simulated(cls, partition_id: int, num_partitions: int) -> FakeNode:

@@ -1,0 +1,250 @@
+"""Every kind of reply that a federation can throw at the server, one by one."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from fedbranch.flower.testing import FakeNode
+from flower.federations import make_clients, make_grid, start
+
+BAD = FakeNode.simulated(1, 6).node_id
+NUM_ROUNDS = 3
+
+
+def changed_arrays(reply, change):
+    arrays = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+    changed = ArrayRecord({name: Array(array) for name, array in change(arrays).items()})
+    return RecordDict({"arrays": changed, "metrics": reply.content["metrics"]})
+
+
+def with_first(value):
+    """Replace the first array by a function of it."""
+
+    def change(arrays):
+        name = next(iter(arrays))
+        return {**arrays, name: value(arrays[name])}
+
+    return change
+
+
+def with_metrics(reply, metrics):
+    return RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord(metrics)})
+
+
+def poisoned(array):
+    array = array.copy()
+    array.flat[0] = math.nan
+    return array
+
+
+def corrupt(reply):
+    content = RecordDict(dict(reply.content.items()))
+    arrays = dict(content["arrays"].items())
+    name, array = next(iter(arrays.items()))
+    noise = bytes(len(array.data))
+    arrays[name] = Array(array.dtype, array.shape, array.stype, noise)
+    content["arrays"] = ArrayRecord(arrays)
+    return content
+
+
+def of_another_kind(reply):
+    content = corrupt(reply)
+    arrays = dict(content["arrays"].items())
+    name, array = next(iter(arrays.items()))
+    arrays[name] = Array(array.dtype, array.shape, "pickle", array.data)
+    content["arrays"] = ArrayRecord(arrays)
+    return content
+
+
+BAD_CONTENTS = {
+    "NaN": (lambda r: changed_arrays(r, with_first(poisoned)), "NaN or infinity"),
+    "infinity": (lambda r: changed_arrays(r, with_first(lambda a: a + np.inf)), "NaN or infinity"),
+    "huge": (lambda r: changed_arrays(r, with_first(lambda a: a + 1e37)), "beyond 1e"),
+    "unchanged": (None, "is zero: the client did not train"),
+    "a key missing": (
+        lambda r: changed_arrays(r, lambda arrays: dict(list(arrays.items())[1:])),
+        "missing ['0.weight']",
+    ),
+    "a key too many": (
+        lambda r: changed_arrays(r, lambda arrays: {**arrays, "odd": np.zeros(2, np.float32)}),
+        "unknown ['odd']",
+    ),
+    "another shape": (
+        lambda r: changed_arrays(r, with_first(lambda a: a.T.copy())),
+        "send float32 and (8, 3)",
+    ),
+    "a shape that would broadcast": (
+        lambda r: changed_arrays(r, with_first(lambda a: a[:1].copy())),
+        "shape (1, 3); send float32 and (8, 3)",
+    ),
+    "another dtype": (
+        lambda r: changed_arrays(r, with_first(lambda a: a.astype(np.float64))),
+        "has dtype float64",
+    ),
+    "another dtype of the same size": (
+        lambda r: changed_arrays(r, with_first(lambda a: a.view(np.int32))),
+        "has dtype int32",
+    ),
+    "not an array": (corrupt, "cannot be read"),
+    "another serialisation": (of_another_kind, "cannot be read"),
+    "no arrays": (
+        lambda r: RecordDict({"metrics": r.content["metrics"]}),
+        "0 array records",
+    ),
+    "two models under other keys": (
+        lambda r: RecordDict(
+            {"a": r.content["arrays"], "b": r.content["arrays"], "m": r.content["metrics"]}
+        ),
+        "2 array records, none under 'arrays'",
+    ),
+    "no weight": (lambda r: with_metrics(r, {"loss": 0.1}), "0 metric records with 'num-examples'"),
+    "no metrics": (
+        lambda r: RecordDict({"arrays": r.content["arrays"], "c": ConfigRecord({"num-examples": 3})}),
+        "0 metric records with 'num-examples'",
+    ),
+    "a list for a weight": (lambda r: with_metrics(r, {"num-examples": [1, 2]}), "is [1, 2]"),
+    "no examples": (lambda r: with_metrics(r, {"num-examples": 0}), "is 0; it must be"),
+    "negative examples": (lambda r: with_metrics(r, {"num-examples": -5}), "is -5; it must be"),
+    "absurdly many examples": (lambda r: with_metrics(r, {"num-examples": 1e12}), "is 1000000000000"),
+    "NaN examples": (lambda r: with_metrics(r, {"num-examples": math.nan}), "is nan; it must be"),
+    "infinite examples": (lambda r: with_metrics(r, {"num-examples": math.inf}), "is inf; it must"),
+    "empty": (lambda r: RecordDict(), "0 metric records"),
+}  # fmt: skip
+
+
+def replace_replies(make_content):
+    """Let one node's trainings end in other contents."""
+
+    def on_reply(message, reply):
+        is_bad = message.metadata.dst_node_id == BAD and message.metadata.message_type == "train"
+        if not is_bad:
+            return reply
+        if make_content is None:  # the model as it was sent
+            content = RecordDict(
+                {"arrays": message.content["arrays"], "metrics": reply.content["metrics"]}
+            )
+        else:
+            content = make_content(reply)
+        return Message(content, reply_to=message)
+
+    return on_reply
+
+
+@pytest.fixture(scope="module")
+def without_the_client():
+    """The federation in which the client takes part in the evaluation only."""
+    return start(
+        make_grid(
+            on_reply=lambda message, reply: (
+                None
+                if message.metadata.dst_node_id == BAD and message.metadata.message_type == "train"
+                else reply
+            )
+        ),
+        num_rounds=NUM_ROUNDS,
+        timeout=0.05,
+    )
+
+
+@pytest.mark.parametrize("name", BAD_CONTENTS)
+def test_a_bad_reply_is_refused_alone_with_its_reason(name, without_the_client):
+    make_content, reason = BAD_CONTENTS[name]
+
+    result = start(make_grid(on_reply=replace_replies(make_content)), num_rounds=NUM_ROUNDS)
+
+    for entry in result.history:
+        assert list(entry.record.refused) == ["partition-0001"]
+        assert reason in entry.record.refused["partition-0001"]
+        assert len(entry.record.metrics) == 5
+    # The others went on as if it had not answered.
+    for leaf in result.tree.leaves:
+        np.testing.assert_array_equal(leaf.params, without_the_client.tree[leaf.id].params)
+
+
+def test_an_error_is_refused_with_what_the_client_said():
+    def on_reply(message, reply):
+        if message.metadata.dst_node_id != BAD:
+            return reply
+        return Message(Error(code=2, reason="CUDA out of memory\n" + "x" * 9999), reply_to=message)
+
+    result = start(make_grid(on_reply=on_reply), num_rounds=NUM_ROUNDS)
+
+    reason = result.history[-1].record.refused["partition-0001"]
+    assert reason.startswith("the client failed (error 2): CUDA out of memory xxx")
+    assert len(reason) < 400
+    assert "partition-0001" not in result.history[-1].evaluation
+
+
+def test_a_client_app_that_raises_is_refused():
+    clients = make_clients()
+    grid = make_grid(clients)
+    del clients["partition-0001"]  # the app looks it up when it trains
+
+    result = start(grid, num_rounds=NUM_ROUNDS)
+
+    assert "KeyError" in result.history[0].record.refused["partition-0001"]
+    assert "partition-0001" in result.assignments
+
+
+def test_a_silent_client_is_left_out_when_the_time_is_up(without_the_client):
+    for entry in without_the_client.history:
+        assert "took longer than 0.05 s" in entry.record.refused["partition-0001"]
+
+
+def test_a_late_reply_to_an_older_model_is_refused_as_such():
+    withheld = []
+
+    def on_reply(message, reply):
+        is_bad = message.metadata.dst_node_id == BAD and message.metadata.message_type == "train"
+        if not is_bad:
+            return [reply, *withheld] if message.metadata.group_id == "2" else reply
+        if message.metadata.group_id == "1":
+            withheld.append(reply)
+        return None
+
+    result = start(make_grid(on_reply=on_reply), num_rounds=2, timeout=0.5)
+
+    assert "took longer than 0.5 s" in result.history[0].record.refused["partition-0001"]
+    assert "computed at other parameters" in result.history[1].record.refused["partition-0001"]
+
+
+def test_a_reply_of_another_node_is_refused():
+    def on_reply(message, reply):
+        if message.metadata.dst_node_id == BAD:
+            reply.metadata.__dict__["_src_node_id"] = 12345
+        return reply
+
+    result = start(make_grid(on_reply=on_reply), num_rounds=1)
+
+    assert result.history[0].record.refused == {
+        "partition-0001": "answered by another node (12345)"
+    }
+
+
+def test_replies_in_any_order_give_the_same_bytes():
+    plain = make_grid()
+    shuffled = make_grid()
+    pull = shuffled.pull_messages
+    shuffled.pull_messages = lambda message_ids: pull(message_ids)[::-1]
+
+    results = [start(grid, num_rounds=8) for grid in (plain, shuffled)]
+
+    first, second = (result.history for result in results)
+    assert first == second
+    np.testing.assert_array_equal(*(result.tree.root.params for result in results))
+
+
+def test_a_bad_evaluation_is_left_out_of_the_means():
+    def on_reply(message, reply):
+        is_bad = message.metadata.dst_node_id == BAD and message.metadata.message_type == "evaluate"
+        if not is_bad:
+            return reply
+        metrics = MetricRecord({"num-examples": math.inf, "accuracy": 1e9})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    result = start(make_grid(on_reply=on_reply), num_rounds=1)
+
+    assert sorted(result.history[0].evaluation) == [f"partition-000{i}" for i in (0, 2, 3, 4, 5)]
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] <= 1
