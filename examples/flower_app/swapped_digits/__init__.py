@@ -1,0 +1,1 @@
+"""A Flower app: handwritten digits whose labels mean different things to different clients."""
