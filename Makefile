@@ -1,11 +1,12 @@
 # make demo   install, then show clustered federated learning on handwritten digits
 # make test   install, then run everything that guards the project
+# make test-deployment   only what starts a Flower deployment on loopback
 
 PYTHON ?= python3
 VENV ?= .venv
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test format figure clean
+.PHONY: demo test test-deployment format figure clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/fedbranch demo
@@ -14,7 +15,11 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pytest --numprocesses 2
+	$(VENV)/bin/pytest --numprocesses 2 -m 'not deployment'
+	$(VENV)/bin/pytest -m deployment
+
+test-deployment: $(VENV)/installed-dev
+	$(VENV)/bin/pytest -m deployment
 
 format: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format

@@ -36,9 +36,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Measure the model that came on this client's held-out examples."""
     _, examples = load_examples(context)
     metrics = task.evaluate(load_model(message), examples)
-    content = RecordDict(
-        {"metrics": MetricRecord({**metrics, "num-examples": len(examples.x)})}
-    )
+    content = RecordDict({"metrics": MetricRecord({**metrics, "num-examples": len(examples.x)})})
     return Message(content, reply_to=message)
 
 

@@ -21,7 +21,9 @@ class Examples(NamedTuple):
     y: np.ndarray
 
 
-def load_client(partition_id: int, num_partitions: int, num_groups: int) -> tuple[Examples, Examples]:
+def load_client(
+    partition_id: int, num_partitions: int, num_groups: int
+) -> tuple[Examples, Examples]:
     """Give a client's examples for training and for evaluation.
 
     Every client has digits of all kinds; but those of group g have swapped the labels

@@ -28,7 +28,11 @@ METHOD_TITLES = {
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print everything there is to see about a run."""
     console.print(_cluster_tree(comparison))
-    console.print(f"{comparison.metric} on held-out data, mean over clients")
+    console.print(
+        f"{comparison.metric} on held-out data, mean over clients"
+        if any(comparison.final.values())
+        else "nothing was evaluated on held-out data"
+    )
     console.print(_table(comparison))
     console.print(
         _reasons("Why each cluster was split", comparison.splits, "No cluster was split."),
