@@ -1,37 +1,30 @@
 """The example's clients on Flower's simulation engine, under FedAvg and under our strategy.
 
-Run as a script, it writes what every client ended with to a JSON file: Ray starts processes
-of its own, and its warnings are not ours to fix.
+A script, because Ray starts processes of its own, and its warnings are not ours to fix. It
+writes what every client ended with to a JSON file. The example's folder and this one must be
+on the path.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
 import tomllib
 from pathlib import Path
-
-# Both would call home otherwise.
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-
-APP = Path(__file__).parents[2] / "examples" / "flower_app"
-sys.path.insert(0, str(APP))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(APP), str(Path(__file__).parent)])
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+
+from fedbranch.flower.identity import identify
 from swapped_digits import client_app as example
 from swapped_digits import server_app, task
 
-from fedbranch.flower.identity import identify
-
 NUM_NODES = 20
+APP = Path(example.__file__).parents[1]
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 client_app = ClientApp()
@@ -75,7 +68,7 @@ def main(folder: Path) -> None:
     app = ServerApp()
 
     @app.main()
-    def serve(grid: Grid, context: Context) -> None:  # noqa: ARG001 -- Flower's signature
+    def serve(grid: Grid, context: Context) -> None:
         arrays = ArrayRecord({n: Array(a) for n, a in task.initial_model().items()})
         fedavg = WatchedFedAvg(min_available_nodes=NUM_NODES)
         fedavg.start(grid, copy.deepcopy(arrays), num_rounds=CONFIG["num-server-rounds"])

@@ -1,6 +1,7 @@
 """On Flower's own simulation engine, beside Flower's own FedAvg."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,23 @@ import pytest
 from fedbranch.runs import RunFolder
 
 SCRIPT = Path(__file__).parent / "ray_federation.py"
+APP = Path(__file__).parents[2] / "examples" / "flower_app"
 NUM_GROUPS = 4
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(APP), str(SCRIPT.parent)]),
+    "FLWR_TELEMETRY_ENABLED": "0",  # both would call home otherwise
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 @pytest.mark.slow
 def test_every_client_of_every_group_is_better_off_than_under_fedavg(tmp_path):
     done = subprocess.run(
-        [sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, timeout=400
+        [sys.executable, SCRIPT, tmp_path],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=400,
     )
 
     assert done.returncode == 0, done.stderr[-5000:]

@@ -1,11 +1,11 @@
 """The server app: Flower's usual one, with another strategy."""
 
-from fedbranch import Thresholds
-from fedbranch.flower import ClusteredStrategy
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
+from fedbranch import Thresholds
+from fedbranch.flower import ClusteredStrategy
 from swapped_digits import task
 
 app = ServerApp()
