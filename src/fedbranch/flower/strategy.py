@@ -232,6 +232,7 @@ class ClusteredStrategy(Strategy):
             if arrays is not None:
                 result.arrays = arrays
             if train_metrics is not None:
+                log.info("\ttrain: %s", _shown(train_metrics))
                 result.train_metrics_clientapp[number] = train_metrics
 
             config = ConfigRecord() if evaluate_config is None else evaluate_config
@@ -244,16 +245,18 @@ class ClusteredStrategy(Strategy):
             )
             metrics = self.aggregate_evaluate(number, replies)
             if metrics is not None:
+                log.info("\tevaluate: %s", _shown(metrics))
                 result.evaluate_metrics_clientapp[number] = metrics
             if evaluate_fn is not None:
                 metrics = self._evaluate_leaves(number, evaluate_fn)
                 if metrics is not None:
+                    log.info("\tserver: %s", _shown(metrics))
                     result.evaluate_metrics_serverapp[number] = metrics
             self._close_round(number)
         self._finish()
         log.info("Finished in %.1f s", time.monotonic() - began)
-        for line in str(result).splitlines():
-            log.info("\t%s", line)
+        for leaf, client_ids in result.clusters.items():
+            log.info("\tleaf %d: %d clients: %s", leaf, len(client_ids), ", ".join(client_ids))
         return result
 
     def _begin(self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float) -> _Running:
@@ -491,6 +494,13 @@ def _by_stage(result: ClusteredResult) -> dict[str, dict[int, MetricRecord]]:
         "evaluate": result.evaluate_metrics_clientapp,
         "server": result.evaluate_metrics_serverapp,
     }
+
+
+def _shown(metrics: MetricRecord) -> str:
+    """Give the metrics that are single numbers, for a log."""
+    return ", ".join(
+        f"{name} {value:.4g}" for name, value in metrics.items() if not isinstance(value, list)
+    )
 
 
 def _log_record(record: RoundRecord) -> None:
