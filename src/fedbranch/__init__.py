@@ -27,7 +27,7 @@ from fedbranch.errors import (
     InvalidUpdate,
     UnusableRun,
 )
-from fedbranch.messages import Refusal, Task, Update, UpdateBatch
+from fedbranch.messages import Task, Update, UpdateBatch
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import Decision, Evidence, NeverSplit, Rule, Thresholds
 from fedbranch.runs import Round, RunFolder
@@ -57,7 +57,6 @@ __all__ = [
     "NeverSplit",
     "Node",
     "ParameterTree",
-    "Refusal",
     "Round",
     "RoundRecord",
     "Routing",

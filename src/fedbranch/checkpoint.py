@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedbranch.errors import DamagedFile
 
 __all__ = [
     "JSON",
+    "LastingTensors",
     "Tensors",
     "clear_leftovers",
     "read_checkpoint",
@@ -30,12 +31,36 @@ __all__ = [
 ]
 
 JSON = dict[str, Any]  # what json.loads gives back; there is no useful static type for it
-Tensors = dict[str, NDArray[Any]]
+Tensors = Mapping[str, NDArray[Any]]
 
 SCHEMA = 1
 STATE_FILE = "state.json"
 # Files that we may remove: others may keep theirs in the same folder.
 OUR_FILES = re.compile(r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?|state\.json\.tmp")
+
+
+class LastingTensors(Mapping[str, NDArray[Any]]):
+    """Tensors that never change, so that a file which has them need not be made again.
+
+    Parameters
+    ----------
+    make
+        Gives the tensors, always the same; called only when somebody looks at them.
+    """
+
+    def __init__(self, make: Callable[[], Tensors]) -> None:
+        self._make = make
+        self.written: dict[str, str] | None = None  # file and SHA-256, once there is one
+        self.num_bytes = 0  # of that file
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._make()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._make())
+
+    def __len__(self) -> int:
+        return len(self._make())
 
 
 def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, Tensors]) -> None:
@@ -57,14 +82,23 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
     folder.mkdir(parents=True, exist_ok=True)
     manifest: dict[str, dict[str, str]] = {}
     for name, tensors in files.items():
-        if not tensors:
+        lasting = tensors if isinstance(tensors, LastingTensors) else None
+        if lasting is not None and lasting.written is not None:
+            path = folder / lasting.written["file"]
+            if path.exists() and path.stat().st_size == lasting.num_bytes:
+                manifest[name] = lasting.written
+                continue
+        arrays = {k: np.ascontiguousarray(v) for k, v in dict(tensors).items()}
+        if not arrays:
             continue
-        content = safetensors.numpy.save({k: np.ascontiguousarray(v) for k, v in tensors.items()})
+        content = safetensors.numpy.save(arrays)
         digest = hashlib.sha256(content).hexdigest()
         file_name = f"{name}-{digest[:16]}.safetensors"
         manifest[name] = {"file": file_name, "sha256": digest}
         if not _holds(folder / file_name, content):
             replace_file(folder / file_name, content)
+        if lasting is not None:
+            lasting.written, lasting.num_bytes = manifest[name], len(content)
     document = {"schema": SCHEMA, "kind": kind, "tensors": manifest, "state": state}
     text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
     replace_file(folder / STATE_FILE, text.encode())

@@ -19,7 +19,6 @@ from fedbranch.tree import Vector
 
 __all__ = [
     "Expected",
-    "Refusal",
     "Reply",
     "Task",
     "Update",
@@ -93,13 +92,6 @@ class Update:
     signal: Array | None = None
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """What a driver gives to the server for a client without a readable reply: only why."""
-
-    reason: str
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdateBatch:
     """The replies of many clients, one row each, in arrays of any library on any device.
@@ -115,6 +107,8 @@ class UpdateBatch:
         Shape (num_clients, length): as in :class:`Update`, all of one library and device.
     num_examples, metrics, bases
         One for each client, as in :class:`Update`.
+    refused
+        Client id -> why its row, if it has one, is not to be used.
     """
 
     client_ids: Sequence[str]
@@ -124,6 +118,7 @@ class UpdateBatch:
     metrics: Sequence[Mapping[str, float]]
     buffers: Array | None = None
     signals: Array | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_ids(self.client_ids)
@@ -175,8 +170,7 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
     sources = {id(reply.rows): getattr(reply.rows, column) for reply in replies}
     if len(sources) == 1:
         (whole,) = sources.values()
-        rows = [reply.row for reply in replies]
-        return whole if rows == list(range(whole.shape[0])) else _taken(whole, rows)
+        return _taken(whole, [reply.row for reply in replies])
     target = getattr(replies[-1].rows, column)
     xp = array_namespace(target)
     parts = [getattr(reply.rows, column)[reply.row][None, :] for reply in replies]
@@ -194,6 +188,9 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
 
 
 def _taken(whole: Array, rows: Sequence[int]) -> Array:
+    first, end = rows[0], rows[0] + len(rows)
+    if list(rows) == list(range(first, end)):  # then nothing needs to be copied
+        return whole if len(rows) == whole.shape[0] else whole[first:end]
     xp = array_namespace(whole)
     taken: Array = xp.take(whole, xp.asarray(rows, device=device(whole)), axis=0)
     return taken
@@ -276,8 +273,10 @@ def check_batch(
     compared = columns["signal"][0] if expected.compares_signal else batch.vectors
     rows = Rows(vector=batch.vectors, compared=compared, buffers=buffers)
     usable: dict[str, tuple[str, Reply]] = {}
-    refused: dict[str, str] = {}
+    refused = dict(batch.refused)
     for client_id, row in sorted(zip(batch.client_ids, range(len(batch)), strict=True)):
+        if client_id in refused:
+            continue
         try:
             if row in problems:
                 raise InvalidUpdate(problems[row])

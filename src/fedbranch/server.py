@@ -26,7 +26,6 @@ from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Outcome, Weighting, examine
 from fedbranch.messages import (
     Expected,
-    Refusal,
     Reply,
     Task,
     Update,
@@ -177,10 +176,7 @@ class Server:
         )
 
     def step(
-        self,
-        updates: Mapping[str, Update | Refusal]
-        | Iterable[tuple[str, Update | Refusal]]
-        | UpdateBatch,
+        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
     ) -> RoundRecord:
         """Take the clients' replies: train, route and split.
 
@@ -188,7 +184,6 @@ class Server:
         ----------
         updates
             Client id -> update, or pairs of them in any order; or all of them as one batch.
-            A :class:`Refusal` in place of an update says why the client has none.
 
         Returns
         -------
@@ -244,10 +239,7 @@ class Server:
         return record
 
     def _accept(
-        self,
-        updates: Mapping[str, Update | Refusal]
-        | Iterable[tuple[str, Update | Refusal]]
-        | UpdateBatch,
+        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
     ) -> tuple[dict[str, str], dict[str, Reply]]:
         """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
         expected = Expected(
@@ -272,8 +264,6 @@ class Server:
         count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
         for client_id, update in sorted(pairs, key=lambda pair: str(pair[0])):
             try:
-                if isinstance(update, Refusal):
-                    raise InvalidUpdate(update.reason)
                 self._check_sender(client_id)
                 if count[client_id] > 1:
                     raise InvalidUpdate(

@@ -17,7 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoint
+from fedbranch.checkpoint import (
+    JSON,
+    LastingTensors,
+    Tensors,
+    read_checkpoint,
+    write_checkpoint,
+)
 from fedbranch.core.geometry import cosine_similarity
 from fedbranch.errors import DamagedFile
 
@@ -48,11 +54,22 @@ class Node:
     # The paper's Δ_e on the edge from the parent: pre-split updates by client id.
     cached_updates: dict[str, Vector] = field(default_factory=dict)
     _base: str = field(default="", repr=False)
+    # For checkpoints: what a frozen node and a cached edge hold never changes.
+    _frozen: LastingTensors | None = field(default=None, repr=False)
+    _edge: LastingTensors | None = field(default=None, repr=False)
 
     @property
     def is_leaf(self) -> bool:
         """Whether the node is a cluster in training."""
         return not self.child_ids
+
+    def tensors(self) -> dict[str, Vector]:
+        """Give the parameters and buffers, under names that no other node has."""
+        return {f"params-{self.id}": self.params, f"buffers-{self.id}": self.buffers}
+
+    def cached_tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Give the cached updates as one array, shape (num_cached, num_params)."""
+        return {"updates": np.stack(list(self.cached_updates.values()))}
 
     @property
     def base(self) -> str:
@@ -284,6 +301,7 @@ class ParameterTree:
             del self._nodes[gone.id], self._members[gone.id]
         node.child_ids = ()
         node.split_in_round = None
+        node._frozen = None
 
     # Assigning new clients
 
@@ -356,17 +374,20 @@ class ParameterTree:
 
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the tree as JSON and tensors, for a checkpoint."""
-        # A frozen node and a cached edge never change, so each has a file of its own.
-        leaves: Tensors = {}
+        leaves: dict[str, NDArray[np.float32]] = {}
         files: dict[str, Tensors] = {"leaves": leaves}
         nodes = []
         for node in self:
-            tensors = leaves if node.is_leaf else files.setdefault(f"node-{node.id}", {})
-            tensors[f"params-{node.id}"] = node.params
-            tensors[f"buffers-{node.id}"] = node.buffers
+            if node.is_leaf:
+                leaves |= node.tensors()
+            else:
+                files[f"node-{node.id}"] = node._frozen = node._frozen or LastingTensors(
+                    node.tensors
+                )
             if node.cached_updates:
-                cached = np.stack(list(node.cached_updates.values()))
-                files[f"edge-{node.id}"] = {"updates": cached}
+                files[f"edge-{node.id}"] = node._edge = node._edge or LastingTensors(
+                    node.cached_tensors
+                )
             nodes.append(
                 {
                     "id": node.id,

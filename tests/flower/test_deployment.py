@@ -1,6 +1,5 @@
 """A real deployment, in which things go wrong: separate processes, TLS, keys, a database."""
 
-import sys
 import threading
 import tomllib
 from pathlib import Path
@@ -13,6 +12,7 @@ from fedbranch.flower import client_id_of_key
 from fedbranch.flower.testing import FakeGrid, FakeNode
 from fedbranch.runs import RunFolder
 from flower.deployment import Deployment, wait_for
+from swapped_digits import client_app, server_app, task
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 NUM_GROUPS, NUM_FIRST, NUM_ALL = 2, 6, 8
@@ -28,37 +28,28 @@ SETTINGS = {
 pytestmark = pytest.mark.deployment
 
 
-@pytest.fixture(scope="module")
-def app():
-    sys.path.insert(0, str(APP))
-    from swapped_digits import client_app, server_app, task
-
+def undisturbed(public_keys, num_rounds):
+    """The same app with the same keys in one process, where nothing goes wrong."""
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     config |= {name.replace("_", "-"): value for name, value in SETTINGS.items()}
-
-    def undisturbed(public_keys, num_rounds):
-        """The same app, the same keys, in one process where nothing goes wrong."""
-        nodes = [
-            FakeNode(
-                node_id=1000 - i,
-                config={"partition-id": i, "num-partitions": NUM_ALL},
-                public_key=key,
-            )
-            for i, key in enumerate(public_keys)
-        ]
-        grid = FakeGrid(client_app.app, nodes, run_config=config)
-        arrays = ArrayRecord({n: Array(a) for n, a in task.initial_model().items()})
-        return server_app.make_strategy(config).start(grid, arrays, num_rounds=num_rounds)
-
-    yield undisturbed
-    sys.path.remove(str(APP))
+    nodes = [
+        FakeNode(
+            node_id=1000 - i,
+            config={"partition-id": i, "num-partitions": NUM_ALL},
+            public_key=key,
+        )
+        for i, key in enumerate(public_keys)
+    ]
+    grid = FakeGrid(client_app.app, nodes, run_config=config)
+    arrays = ArrayRecord({n: Array(a) for n, a in task.initial_model().items()})
+    return server_app.make_strategy(config).start(grid, arrays, num_rounds=num_rounds)
 
 
 def rounds_so_far(folder):
     return RunFolder(folder).history() if (folder / "run.json").exists() else []
 
 
-def test_clusters_survive_what_happens_to_a_federation(tmp_path, app):
+def test_clusters_survive_what_happens_to_a_federation(tmp_path):
     run_folder = tmp_path / "run"
     with Deployment(tmp_path) as deployment:
         try:
@@ -87,14 +78,14 @@ def test_clusters_survive_what_happens_to_a_federation(tmp_path, app):
 
     # Up to the split nothing had happened: the same bytes as where nothing ever happens.
     split_in = tree.root.split_in_round
-    twin = app(keys[:NUM_FIRST], split_in)
+    twin = undisturbed(keys[:NUM_FIRST], split_in)
     assert [entry.record for entry in history[:split_in]] == [e.record for e in twin.history]
     np.testing.assert_array_equal(tree.root.params, twin.tree.root.params)
     for ours, theirs in zip(tree.root.child_ids, twin.tree.root.child_ids, strict=True):
-        cached, undisturbed = tree[ours].cached_updates, twin.tree[theirs].cached_updates
-        assert cached.keys() == undisturbed.keys()
+        cached, expected = tree[ours].cached_updates, twin.tree[theirs].cached_updates
+        assert cached.keys() == expected.keys()
         for client_id, update in cached.items():
-            np.testing.assert_array_equal(update, undisturbed[client_id])
+            np.testing.assert_array_equal(update, expected[client_id])
 
 
 def play(deployment, run_folder):

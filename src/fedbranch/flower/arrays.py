@@ -141,13 +141,19 @@ class Layout:
 
     # From the clients to the server
 
-    def steps(self, sent: NamedArrays, reply: ArrayRecord) -> tuple[Vector, Vector]:
-        """Give a client's update: what it sent back minus what it was sent.
+    def write_update(
+        self, sent: NamedArrays, reply: ArrayRecord, params: Vector, buffers: Vector
+    ) -> None:
+        """Write down a client's update: what it sent back minus what it was sent.
 
-        Returns
-        -------
-        tuple
-            The steps of the parameters, shape (num_params,), and of the buffers.
+        Parameters
+        ----------
+        sent
+            The model that the client was sent.
+        reply
+            The model that it sent back.
+        params, buffers
+            Where to write: shape (num_params,) and (num_buffers,).
 
         Raises
         ------
@@ -160,12 +166,12 @@ class Layout:
                 f"the reply's arrays are not the model's: missing {missing[:5]}, "
                 f"unknown {extra[:5]}"
             )
-        steps = {name: _step(name, sent[name], reply[name]) for name in sent}
-        return self._vector(steps, are_buffers=False), self._vector(steps, are_buffers=True)
-
-    def _vector(self, steps: NamedArrays, *, are_buffers: bool) -> Vector:
-        parts = [steps[name] for name, _ in self._parts(are_buffers=are_buffers)]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+        for vector, are_buffers in [(params, False), (buffers, True)]:
+            start = 0
+            for name, array in self._parts(are_buffers=are_buffers):
+                end = start + _num_real(array)
+                _write_step(name, sent[name], reply[name], vector[start:end])
+                start = end
 
     # Files
 
@@ -224,8 +230,8 @@ def _moved(initial: NDArray[Any], step: Vector) -> NDArray[Any]:
     return moved.view(initial.dtype).reshape(initial.shape)
 
 
-def _step(name: str, sent: NDArray[Any], reply: Array) -> Vector:
-    """Give what was sent back minus what was sent, flat, after a look at both."""
+def _write_step(name: str, sent: NDArray[Any], reply: Array, step: Vector) -> None:
+    """Write what was sent back minus what was sent, after a look at both."""
     if not sent.nbytes <= len(reply.data) <= sent.nbytes + LARGEST_HEADER:
         raise InvalidUpdate(
             f"the array {name!r} came in {len(reply.data)} bytes; it needs {sent.nbytes} and a "
@@ -243,10 +249,11 @@ def _step(name: str, sent: NDArray[Any], reply: Array) -> Vector:
     before, after = _real(sent), _real(received)
     if before.dtype.kind in "iu":
         # Modulo 2^64, so that no difference of large numbers is rounded.
-        return (after.astype(np.int64) - before.astype(np.int64)).astype(np.float32)
+        step[:] = after.astype(np.int64) - before.astype(np.int64)
+        return
     wide = np.result_type(before.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        step = np.subtract(after, before, dtype=wide).astype(np.float32)
+        np.subtract(after, before, out=step, dtype=wide, casting="same_kind")
     # A mask of infinities that did not change has moved by 0, not by infinity - infinity.
-    unmoved = ~np.isfinite(before) & ((after == before) | (np.isnan(after) & np.isnan(before)))
-    return np.where(unmoved, np.float32(0), step) if unmoved.any() else step
+    if not np.isfinite(before).all():
+        step[(after == before) | (np.isnan(after) & np.isnan(before))] = 0

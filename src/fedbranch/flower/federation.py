@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -14,7 +15,7 @@ from fedbranch.errors import FederationStalled, InvalidUpdate
 from fedbranch.flower.arrays import Layout, NamedArrays
 from fedbranch.flower.identity import Roster, identify
 from fedbranch.flower.replies import Reported, arrays_in, reported_in
-from fedbranch.messages import Refusal, Update
+from fedbranch.messages import UpdateBatch
 from fedbranch.server import Server
 
 __all__ = ["Answer", "Asked", "Federation", "Keys", "Received"]
@@ -72,11 +73,10 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a client made of a message: numbers and, if it was to train, an update."""
+    """What a client says in reply to a message."""
 
     asked: Asked
     reported: Reported
-    update: Update | None
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Received:
     """
 
     answers: dict[str, Answer]
-    refused: dict[str, Refusal]
+    refused: dict[str, str]
     unanswered: list[Asked]
 
 
@@ -223,14 +223,55 @@ class Federation:
             )
         return asked
 
-    def receive(
-        self, asked: Iterable[Asked], replies: Iterable[Message], *, to_training: bool
+    def receive_metrics(self, asked: Sequence[Asked], replies: Iterable[Message]) -> Received:
+        """Read the replies of clients that were to evaluate."""
+        return self._receive(asked, replies, self._reported)
+
+    def receive_updates(
+        self, asked: Sequence[Asked], replies: Iterable[Message]
+    ) -> tuple[Received, UpdateBatch]:
+        """Read the replies of clients that were to train, each into a row of one matrix."""
+        # Those at one position lie together, so that a cluster's updates need not be copied.
+        clients = dict.fromkeys(
+            one.client_id for one in sorted(asked, key=lambda one: (one.position, one.client_id))
+        )
+        rows = {client_id: row for row, client_id in enumerate(clients)}
+        vectors = np.zeros((len(rows), self.layout.num_params), dtype=np.float32)
+        buffers = np.zeros((len(rows), self.layout.num_buffers), dtype=np.float32)
+
+        def read(one: Asked, reply: Message) -> Reported:
+            reported = self._reported(one, reply)
+            row = rows[one.client_id]
+            arrays = arrays_in(reply, self.keys.arrays)
+            self.layout.write_update(one.sent, arrays, vectors[row], buffers[row])
+            return reported
+
+        received = self._receive(asked, replies, read)
+        silent = f"no answer: it was stopped, or took longer than {self.timeout_s:g} s"
+        refused = {client_id: silent for client_id in rows if client_id not in received.answers}
+        answers = [received.answers.get(client_id) for client_id in rows]
+        batch = UpdateBatch(
+            client_ids=list(rows),
+            vectors=vectors,
+            buffers=buffers,
+            num_examples=[0.0 if one is None else one.reported.num_examples for one in answers],
+            bases=["" if one is None else one.asked.base for one in answers],
+            metrics=[{} if one is None else one.reported.scalars for one in answers],
+            refused={**self.roster.refused, **refused, **received.refused},
+        )
+        return received, batch
+
+    def _receive(
+        self,
+        asked: Iterable[Asked],
+        replies: Iterable[Message],
+        read: Callable[[Asked, Message], Reported],
     ) -> Received:
         """Read replies as they come; of several from one client, the one to its latest message."""
         waiting = {one.id: one for one in asked}
         answered: dict[str, int] = {}  # client id -> round of the message that it answered
         answers: dict[str, Answer] = {}
-        refused: dict[str, Refusal] = {}
+        refused: dict[str, str] = {}
         for reply in replies:
             one = waiting.pop(reply.metadata.reply_to_message_id, None)
             if one is None:
@@ -242,28 +283,18 @@ class Federation:
             answers.pop(one.client_id, None)
             refused.pop(one.client_id, None)
             try:
-                answers[one.client_id] = self._read(one, reply, to_training=to_training)
+                answers[one.client_id] = Answer(asked=one, reported=read(one, reply))
             except InvalidUpdate as error:
-                refused[one.client_id] = Refusal(str(error))
+                refused[one.client_id] = str(error)
             except Exception as error:  # objects from outside may fail in ways of their own
-                refused[one.client_id] = Refusal(f"the reply cannot be read: {error!r}")
+                refused[one.client_id] = f"the reply cannot be read: {error!r}"
         unanswered = [
             one for one in waiting.values() if one.round > answered.get(one.client_id, -1)
         ]
         return Received(answers, refused, [one for one in unanswered if not one.has_expired])
 
-    def _read(self, asked: Asked, reply: Message, *, to_training: bool) -> Answer:
+    def _reported(self, asked: Asked, reply: Message) -> Reported:
         reported = reported_in(reply, self.keys.weight, self.server.max_examples)
         if reply.metadata.src_node_id != asked.message.metadata.dst_node_id:
             raise InvalidUpdate(f"answered by another node ({reply.metadata.src_node_id})")
-        update = None
-        if to_training:
-            vector, buffers = self.layout.steps(asked.sent, arrays_in(reply, self.keys.arrays))
-            update = Update(
-                vector,
-                num_examples=reported.num_examples,
-                metrics=reported.scalars,
-                buffers=buffers,
-                base=asked.base,
-            )
-        return Answer(asked=asked, reported=reported, update=update)
+        return reported

@@ -23,7 +23,6 @@ from fedbranch.flower.federation import Answer, Asked, Federation, Keys
 from fedbranch.flower.replies import merged, weighted_mean_of_metrics
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.saved import metrics_from_json, metrics_to_json, open_run
-from fedbranch.messages import Refusal, Update
 from fedbranch.records import RoundRecord
 from fedbranch.rules import Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
@@ -341,17 +340,8 @@ class ClusteredStrategy(Strategy):
             The model at the root, and the clients' metrics: of all, and of each cluster.
         """
         running = self._started()
-        federation = running.federation
-        received = federation.receive([*running.late, *running.asked], replies, to_training=True)
-        updates: dict[str, Update | Refusal] = {
-            client_id: Refusal(reason) for client_id, reason in federation.roster.refused.items()
-        }
-        for one in running.asked:
-            updates[one.client_id] = Refusal(
-                f"no answer: it was stopped, or took longer than {federation.timeout_s:g} s"
-            )
-        updates |= received.refused
-        updates |= {i: answer.update for i, answer in received.answers.items() if answer.update}
+        asked = [*running.late, *running.asked]
+        received, updates = running.federation.receive_updates(asked, replies)
         record = running.record = running.server.step(updates)
         running.late = received.unanswered
         _log_record(record)
@@ -392,9 +382,9 @@ class ClusteredStrategy(Strategy):
     ) -> MetricRecord | None:
         """Average the clients' metrics: over all, and over each cluster."""
         running = self._started()
-        received = running.federation.receive(running.asked, replies, to_training=False)
-        for client_id, refusal in received.refused.items():
-            log.warning("\tevaluate: without %s: %s", client_id, refusal.reason)
+        received = running.federation.receive_metrics(running.asked, replies)
+        for client_id, reason in received.refused.items():
+            log.warning("\tevaluate: without %s: %s", client_id, reason)
         if running.asked:
             num_answers = len(received.answers)
             log.info("\tevaluate: %d of %d nodes answered", num_answers, len(running.asked))
