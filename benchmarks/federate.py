@@ -35,7 +35,7 @@ from fedbranch.data.sources import digits
 from fedbranch.flower import ClusteredStrategy
 
 NUM_NODES, NUM_GROUPS = 20, 4
-MOST_OVERHEAD = 0.10
+MOST = 1.10  # times FedAvg's time
 HIDDEN = {"F1": 32, "F2": 14_000}  # 2,410 and 1,050,010 parameters
 ROUNDS = {"F1": 30, "F2": 8}
 RULE = fb.Thresholds(eps_mean=0.4, eps_max=0.8, gamma_max=0.5, min_cluster_size=2)
@@ -146,12 +146,12 @@ def measure(grid: Grid, workload: str, repeats: int) -> dict:
     )
     if difference > 1e-5:
         raise SystemExit(f"{workload}: the models differ by {difference} after two rounds")
-    times: dict[str, list[float]] = {"FedAvg": [], "ClusteredStrategy": []}
+    times: dict[str, list[float]] = {"FedAvg": [], "fedbranch": []}
     for _ in range(repeats):
         seconds, _ = seconds_per_round(fedavg(), ROUNDS[workload])
         times["FedAvg"].append(seconds)
         seconds, ours = seconds_per_round(clustered(RULE), ROUNDS[workload])
-        times["ClusteredStrategy"].append(seconds)
+        times["fedbranch"].append(seconds)
     best = {name: min(seconds) for name, seconds in times.items()}
     return {
         "workload": workload,
@@ -162,8 +162,8 @@ def measure(grid: Grid, workload: str, repeats: int) -> dict:
         "difference after two rounds": difference,
         "seconds per round": {name: round(seconds, 4) for name, seconds in best.items()},
         "all turns": {name: [round(s, 4) for s in seconds] for name, seconds in times.items()},
-        "overhead": round(best["ClusteredStrategy"] / best["FedAvg"] - 1, 4),
-        "overhead at most": MOST_OVERHEAD,
+        "ratio": round(best["fedbranch"] / best["FedAvg"], 4),
+        "must reach": {"ratio at most": MOST},
     }
 
 
@@ -195,8 +195,7 @@ def main() -> None:
         seconds = result["seconds per round"]
         print(
             f"{result['workload']:4}{result['parameters']:12,}{result['clusters at the end']:10}"
-            f"{seconds['FedAvg']:9.3f}s{seconds['ClusteredStrategy']:9.3f}s"
-            f"{result['overhead']:+10.1%}"
+            f"{seconds['FedAvg']:9.3f}s{seconds['fedbranch']:9.3f}s{result['ratio'] - 1:+10.1%}"
         )
     if arguments.out:
         document = {
@@ -208,8 +207,8 @@ def main() -> None:
             "results": results,
         }
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-    if any(result["overhead"] > MOST_OVERHEAD for result in results):
-        sys.exit(f"the overhead is above {MOST_OVERHEAD:.0%}")
+    if any(result["ratio"] > MOST for result in results):
+        sys.exit(f"the overhead is above {MOST - 1:.0%}")
 
 
 if __name__ == "__main__":
