@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedbranch import DamagedFile
-from fedbranch.checkpoint import read_checkpoint, write_checkpoint
+from fedbranch.checkpoint import LastingTensors, read_checkpoint, write_checkpoint
 
 
 @pytest.fixture
@@ -137,3 +137,41 @@ def test_damage_is_named(folder, damage, message):
 def test_nan_in_a_state_is_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         write_checkpoint(tmp_path, "test", {"x": float("nan")}, {})
+
+
+def lasting(calls, value=1.0):
+    def make():
+        calls.append(value)
+        return {"x": np.float32([value])}
+
+    return LastingTensors(make)
+
+
+def test_what_lasts_is_made_once_for_each_folder(tmp_path):
+    calls = []
+    edge = lasting(calls)
+
+    for name in ("a", "a", "a"):
+        write_checkpoint(tmp_path / name, "server", {}, {"edge-1": edge})
+    num_for_one = len(calls)
+    write_checkpoint(tmp_path / "b", "server", {}, {"edge-1": edge})
+    write_checkpoint(tmp_path / "a", "server", {}, {"edge-1": edge})
+
+    assert len(calls) == 2 * num_for_one
+    for name in ("a", "b"):
+        _, files = read_checkpoint(tmp_path / name, "server")
+        assert files["edge-1"]["x"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"cut"])
+def test_what_lasts_is_written_again_if_its_file_is_gone_or_cut(tmp_path, content):
+    edge = lasting([])
+    write_checkpoint(tmp_path, "server", {}, {"edge-1": edge})
+    (file,) = tmp_path.glob("edge-1-*")
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+
+    write_checkpoint(tmp_path, "server", {}, {"edge-1": edge})
+
+    assert read_checkpoint(tmp_path, "server")[1]["edge-1"]["x"].tolist() == [1.0]

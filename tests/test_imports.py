@@ -119,3 +119,35 @@ def test_a_server_works_without_torch():
     )
 
     assert "torch" not in loaded
+
+
+def test_without_flower_the_error_says_what_to_install():
+    script = (
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'flwr': raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        "import fedbranch\n"
+        "try: import fedbranch.flower\n"
+        "except ImportError as error: print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert "pip install 'fedbranch[flower]'" in result.stdout, result.stderr
+
+
+def test_the_strategy_works_without_torch():
+    assert "torch" not in loaded_by("from fedbranch.flower import ClusteredStrategy")
+
+
+def test_only_the_fake_touches_what_flower_keeps_to_itself():
+    public = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+    for path in (SOURCE / "flower").glob("*.py"):
+        modules = {
+            node.module
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flwr")
+        }
+        private = {"flwr.supercore.task_identity"} if path.name == "testing.py" else set()
+        assert modules <= public | private

@@ -353,3 +353,40 @@ def test_replies_of_several_rounds_go_to_where_the_last_one_is():
     assert together.tolist() == [[5, 6], [1, 2], [3, 4]]
     assert stacked(first, "vector") is first[0].rows.vector  # not a copy
     assert stacked(first[::-1], "vector").tolist() == [[3, 4], [1, 2]]
+
+
+def test_rows_that_a_driver_refused_are_not_looked_at():
+    server = Server(2, rule=NeverSplit())
+    tasks = server.plan(["a", "b", "c"])
+    batch = UpdateBatch(
+        client_ids=["a", "b"],
+        vectors=np.float32([[1, 2], [np.nan, 0]]),
+        num_examples=[1, 0],
+        bases=[tasks["a"].base, ""],
+        metrics=[{}, {}],
+        refused={"b": "cannot be read", "stranger": "two keys"},
+    )
+
+    record = server.step(batch)
+
+    assert record.refused == {"b": "cannot be read", "stranger": "two keys"}
+    assert list(record.metrics) == ["a"]
+    assert server.tree.root.params.tolist() == [1, 2]
+
+
+def test_neighbouring_rows_are_not_copied():
+    expected = Expected(num_params=1, num_buffers=0, compares_signal=False, max_examples=10)
+    matrix = np.float32([[1], [2], [3], [4]])
+    batch = UpdateBatch(
+        client_ids=list("abcd"),
+        vectors=matrix,
+        num_examples=[1] * 4,
+        bases=[""] * 4,
+        metrics=[{}] * 4,
+    )
+    replies = [reply for _, reply in check_batch(batch, expected)[0].values()]
+
+    assert np.shares_memory(stacked(replies[1:3], "vector"), matrix)
+    assert stacked(replies[1:3], "vector").tolist() == [[2], [3]]
+    assert stacked([replies[0], replies[2]], "vector").tolist() == [[1], [3]]
+    assert stacked([replies[2], replies[1]], "vector").tolist() == [[3], [2]]

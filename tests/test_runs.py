@@ -181,3 +181,41 @@ def test_the_next_free_folder_counts_up(tmp_path):
     assert next_free_folder(tmp_path, "demo").name == "demo-1"
     (tmp_path / "demo-1").mkdir()
     assert next_free_folder(tmp_path, "demo").name == "demo-2"
+
+
+def test_what_people_call_the_clients_is_kept(run):
+    run.save_names({"key-1": "hospital A"})
+
+    assert RunFolder(run.path).names == {"key-1": "hospital A"}
+    (run.path / "names.json").write_text("[]")
+    with pytest.raises(DamagedFile, match=r"names\.json cannot be read"):
+        run.names  # noqa: B018 -- reading it is the test
+
+
+def test_a_longer_run_is_not_complete_any_more(tmp_path):
+    run = RunFolder.create(tmp_path, {"method": "cfl", "clients": [], "rounds": 3})
+    run.finish({})
+
+    run.extend(3)
+    assert RunFolder(tmp_path).is_complete
+    run.extend(5)
+
+    assert not RunFolder(tmp_path).is_complete
+    assert RunFolder(tmp_path).about["rounds"] == 5
+
+
+def test_a_federation_goes_on_by_its_server_app(tmp_path):
+    run = RunFolder.create(tmp_path, {"method": "cfl", "clients": [], "driver": "flower"})
+
+    with pytest.raises(UnusableRun, match="start its server app again, with resume=True"):
+        run.summary  # noqa: B018 -- reading it is the test
+
+
+def test_aggregated_metrics_come_back(run):
+    written = Round(
+        record=RoundRecord(round=1),
+        aggregated={"train": {"loss": 0.5, "curve": [1.0, None], "odd": None}},
+    )
+    run.append(written)
+
+    assert run.history() == [written]

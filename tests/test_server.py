@@ -799,3 +799,58 @@ class Federation(RuleBasedStateMachine):
 
 Federation.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestFederation = Federation.TestCase
+
+
+# Clients that are away
+
+
+def test_a_split_does_not_wait_for_clients_that_are_away():
+    clients = QuadraticClients(2, 3)
+    server = server_for(clients, THRESHOLDS)  # which wants to hear all
+    away = clients.client_ids[0]
+    clients.play_round(server, clients.client_ids)
+    present = clients.client_ids[1:]
+    for _ in range(60):
+        clients.play_round(server, present)
+    assert len(server.clusters) == 1
+
+    server.mark_away([away])
+    for _ in range(60):
+        clients.play_round(server, present)
+
+    assert len(server.clusters) == 2
+    assert server.tree.position(away) == server.tree.root.id  # and is routed when it returns
+    for _ in range(2):
+        clients.play_round(server, clients.client_ids)
+    assert clients.are_separated(server)
+
+
+def test_who_is_planned_is_no_longer_away():
+    clients = QuadraticClients(2, 3)
+    server = server_for(clients, THRESHOLDS)
+    server.join(clients.client_ids)
+    server.mark_away(clients.client_ids[:2])
+
+    counted = [
+        clients.play_round(server, asked).decisions[0].measurements["num_members"]
+        for asked in (clients.client_ids[2:], clients.client_ids[1:], clients.client_ids)
+    ]
+
+    assert counted == [4, 5, 6]
+
+
+def test_who_is_away_survives_saving(tmp_path):
+    clients = QuadraticClients(2, 3)
+    server = server_for(clients, THRESHOLDS)
+    server.join(clients.client_ids)
+    server.mark_away(clients.client_ids[:2])
+    server.save(tmp_path)
+
+    record = clients.play_round(Server.load(tmp_path), clients.client_ids[2:])
+
+    assert record.decisions[0].measurements["num_members"] == 4
+
+
+def test_unknown_clients_cannot_be_away():
+    with pytest.raises(ValueError, match="not known"):
+        Server(1, rule=NeverSplit()).mark_away(["nobody"])

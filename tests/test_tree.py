@@ -295,3 +295,21 @@ def test_a_saved_tree_that_contradicts_itself_is_refused(tree, tmp_path, edit):
 
     with pytest.raises(DamagedFile, match="contradicts itself"):
         ParameterTree.load(tmp_path)
+
+
+def test_a_split_that_was_undone_and_made_otherwise_is_saved_as_it_is(tmp_path):
+    tree = ParameterTree(2)
+    tree.split(0, [{"a": np.float32([1, 0])}, {"b": np.float32([-1, 0])}])
+    tree.save(tmp_path)
+    tree.undo_split(0)
+    tree.advance(0, np.float32([5, 5]))
+    tree.split(0, [{"a": np.float32([2, 0])}, {"b": np.float32([-2, 0])}])
+
+    tree.save(tmp_path)
+
+    loaded = ParameterTree.load(tmp_path)
+    assert loaded.root.params.tolist() == [5, 5]
+    assert [u.tolist() for leaf in loaded.leaves for u in leaf.cached_updates.values()] == [
+        [2, 0],
+        [-2, 0],
+    ]

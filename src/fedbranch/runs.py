@@ -7,6 +7,8 @@
       history.jsonl   one line for each round: what was decided, refused, measured
       state/          the server, as saved last; the run goes on from here
       summary.json    written when the run is complete
+      initial/        the initial model, in the folder of a federation
+      names.json      what people call its clients, where they call them something
       baselines/NAME/ run folders of the methods that it is compared with
 
 Nothing in it depends on the clock: the same seed gives the same bytes, on the same
@@ -170,7 +172,7 @@ class RunFolder:
 
     def clear_leftovers(self) -> None:
         """Remove the temporary files that a crash left behind."""
-        for name in ("run.json", "history.jsonl", "summary.json"):
+        for name in ("run.json", "history.jsonl", "summary.json", "names.json"):
             (self.path / f"{name}.tmp").unlink(missing_ok=True)
         if self.has_state:
             clear_leftovers(self.path / "state", "server")
@@ -214,6 +216,11 @@ class RunFolder:
     def finish(self, summary: JSON) -> None:
         """Mark the run as complete."""
         _write_json(self.path / "summary.json", summary)
+
+    def save_names(self, names: Mapping[str, str]) -> None:
+        """Keep what people call the clients."""
+        if names != self.names:
+            _write_json(self.path / "names.json", dict(names))
 
     # Reporting reads
 
@@ -262,6 +269,17 @@ class RunFolder:
         except ValueError as error:
             raise DamagedFile(f"{self.path / 'summary.json'} cannot be read: {error!r}") from error
         return summary
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Client id -> what people call it, where they call it something else."""
+        path = self.path / "names.json"
+        if not path.exists():
+            return {}
+        try:
+            return {str(i): str(name) for i, name in json.loads(path.read_bytes()).items()}
+        except (ValueError, AttributeError) as error:
+            raise DamagedFile(f"{path} cannot be read: {error!r}") from error
 
     def tree(self) -> ParameterTree:
         """Load the parameter tree as it was saved last."""

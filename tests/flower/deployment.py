@@ -92,7 +92,7 @@ class Deployment:
         private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         private.chmod(0o600)
         public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-        self.flwr("supernode", "register", str(public))
+        self.flwr("supernode", "register", str(public), "--name", f"hospital-{partition}")
 
     def public_key(self, partition: int) -> bytes:
         """The key as the server app will see it."""

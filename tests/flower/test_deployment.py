@@ -68,6 +68,7 @@ def test_clusters_survive_what_happens_to_a_federation(tmp_path):
     assert clusters == {frozenset(ids[group::NUM_GROUPS]) for group in range(NUM_GROUPS)}
     routed = {move.client_id for entry in history for move in entry.record.routed}
     assert routed == set(ids[NUM_FIRST:])
+    assert run.names == {client_id: f"hospital-{i}" for i, client_id in enumerate(ids)}
 
     # The killed node was missed, came back under its own name and went on.
     took_part = [ids[0] in entry.record.metrics for entry in history]

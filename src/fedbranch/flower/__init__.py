@@ -1,9 +1,11 @@
 """Clustered federated learning in a Flower federation: a strategy in place of ``FedAvg``."""
 
-from importlib.util import find_spec
-
-if find_spec("flwr") is None:
-    raise ImportError("fedbranch.flower needs Flower; run: pip install 'fedbranch[flower]'")
+try:
+    import flwr.serverapp  # noqa: F401 -- only to see whether it is there
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"fedbranch.flower needs Flower ({error}); run: pip install 'fedbranch[flower]'"
+    ) from error
 
 from fedbranch.flower.identity import client_id_of_key
 from fedbranch.flower.result import ClusteredResult

@@ -35,6 +35,7 @@ class NodeInfo(Protocol):
     public_key: bytes
     registered_at: str
     last_activated_at: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,15 @@ class Roster:
         Client id -> why no node speaks for it.
     sessions
         Node id -> since when it has been connected without a break.
+    names
+        Client id -> what its node was called when it was registered, if anything. For people
+        only: names need not be unique.
     """
 
     node_ids: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def client_id_of_key(public_key: bytes) -> str:
@@ -113,8 +118,12 @@ def identify(nodes: Iterable[NodeInfo]) -> Roster:
             refused[client_id] = f"node {node_id} has several keys: {sorted(claimed_by[node_id])}"
         else:
             node_ids[client_id] = node_id
-    sessions = {node.node_id: node.last_activated_at for node in listed}
-    return Roster(node_ids, refused, sessions)
+    return Roster(
+        node_ids,
+        refused,
+        sessions={node.node_id: node.last_activated_at for node in listed},
+        names={i: node.name for i, node in named if i in node_ids and node.name},
+    )
 
 
 def _simulated(nodes: list[NodeInfo]) -> dict[str, NodeInfo]:

@@ -27,6 +27,8 @@ class ClusteredResult(Result):
         The parameter tree.
     node_ids
         Client id -> Flower's id of the node that last spoke for it.
+    names
+        Client id -> what its node was called when it was registered, if anything.
     history
         Every round: decisions with their reasons, refusals, evaluations.
     """
@@ -34,6 +36,7 @@ class ClusteredResult(Result):
     tree: ParameterTree
     layout: Layout
     node_ids: dict[str, int] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     history: list[Round] = field(default_factory=list)
 
     @property
@@ -56,8 +59,12 @@ class ClusteredResult(Result):
         return self.arrays_at(self.tree.position(client_id))
 
     def __repr__(self) -> str:
-        lines = [
-            f"\tleaf {leaf}: {len(client_ids)} clients: {', '.join(client_ids)}"
+        return "\n".join(["Clusters:", *(f"\t{line}" for line in self.lines()), super().__repr__()])
+
+    def lines(self) -> list[str]:
+        """Say in a line for each cluster who is there."""
+        return [
+            f"leaf {leaf}: {len(client_ids)} clients: "
+            + ", ".join(self.names.get(client_id, client_id) for client_id in client_ids)
             for leaf, client_ids in self.clusters.items()
         ]
-        return "\n".join(["Clusters:", *lines, "", super().__repr__()])

@@ -254,8 +254,8 @@ class ClusteredStrategy(Strategy):
             self._close_round(number)
         self._finish()
         log.info("Finished in %.1f s", time.monotonic() - began)
-        for leaf, client_ids in result.clusters.items():
-            log.info("\tleaf %d: %d clients: %s", leaf, len(client_ids), ", ".join(client_ids))
+        for line in result.lines():
+            log.info("\t%s", line)
         return result
 
     def _begin(self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float) -> _Running:
@@ -264,6 +264,7 @@ class ClusteredStrategy(Strategy):
         server = Server(layout.num_params, num_buffers=layout.num_buffers, rule=self.rule)
         folder = None
         history: list[Round] = []
+        names: dict[str, str] = {}
         if self.checkpoint_dir is not None:
             about: JSON = {
                 "driver": "flower",
@@ -278,8 +279,8 @@ class ClusteredStrategy(Strategy):
             if folder.has_state:
                 server = Server.load(folder.path / "state", rule=self.rule)
             folder.truncate_history(server.round)
-            history = folder.history()
-        result = ClusteredResult(tree=server.tree, layout=layout, history=history)
+            history, names = folder.history(), folder.names
+        result = ClusteredResult(tree=server.tree, layout=layout, history=history, names=names)
         result.arrays = result.arrays_at(server.tree.root.id)
         for entry in history:
             for stage, by_round in _by_stage(result).items():
@@ -400,6 +401,7 @@ class ClusteredStrategy(Strategy):
         num_needed = max(self.min_available_nodes, at_least, 1)
         present = running.federation.gather(grid, server_round, num_needed)
         running.result.node_ids.update(running.federation.roster.node_ids)
+        running.result.names.update(running.federation.roster.names)
         return present, max(int(len(present) * fraction), at_least)
 
     def _aggregated(
@@ -459,6 +461,7 @@ class ClusteredStrategy(Strategy):
         )
         running.result.history.append(entry)
         if running.folder is not None:
+            running.folder.save_names(running.result.names)
             running.folder.append(entry)
             running.folder.save_server(running.server)
         running.record, running.evaluation = None, {}

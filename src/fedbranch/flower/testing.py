@@ -35,7 +35,7 @@ class FakeNode:
         Flower's id of it.
     config
         What the client app finds in ``context.node_config``.
-    public_key, registered_at, last_activated_at
+    public_key, registered_at, last_activated_at, name
         Who it is, and since when it has been there; see :mod:`fedbranch.flower.identity`.
     """
 
@@ -44,6 +44,7 @@ class FakeNode:
     public_key: bytes = b""
     registered_at: str = ""
     last_activated_at: str = ""
+    name: str = ""
 
     @classmethod
     def simulated(cls, partition_id: int, num_partitions: int) -> FakeNode:

@@ -30,6 +30,8 @@ class Comparison:
         as they are complete.
     true_groups
         Client id -> its true group, for those whose group is known.
+    names
+        Client id -> what people call it, where they call it something else.
     """
 
     run: RunFolder
@@ -37,6 +39,7 @@ class Comparison:
     history: list[Round]
     final: dict[str, Evaluation]
     true_groups: dict[str, str]
+    names: dict[str, str]
 
     @property
     def metric(self) -> str:
@@ -109,6 +112,7 @@ class Comparison:
             "rounds": len(self.history),
             "metric": self.metric,
             "clusters": leaves,
+            "names": self.names,
             "true_groups": {leaf: dict(self.groups_at(int(leaf))) for leaf in leaves},
             "tree": [
                 {
@@ -148,4 +152,5 @@ def compare(run: RunFolder) -> Comparison:
             },
         },
         true_groups={i: group for i, group in run.groups.items() if group is not None},
+        names=run.names,
     )

@@ -88,7 +88,7 @@ def _node_label(comparison: Comparison, node: Node) -> Text:
     if node.split_in_round is not None:
         label.append(f", split in round {node.split_in_round}", "not bold yellow")
     if node.is_leaf and client_ids:
-        shown = client_ids[:MAX_NAMED]
+        shown = [comparison.names.get(i, i) for i in client_ids[:MAX_NAMED]]
         more = f", and {len(client_ids) - len(shown)} more" if len(client_ids) > MAX_NAMED else ""
         label.append(f"\n{', '.join(shown)}{more}", "not bold dim")
     return label
