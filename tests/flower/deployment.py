@@ -158,7 +158,7 @@ class Deployment:
     def flwr(self, *arguments: str) -> dict[str, object]:
         done = subprocess.run(
             [BIN / "flwr", *arguments, "--format", "json"],
-            env=self._environment("home"),
+            env=environment_for(self.folder),
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -174,30 +174,32 @@ class Deployment:
             for path in sorted((self.folder / "logs").iterdir())
         )
 
-    def _environment(self, home: str) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "PYTEST"))}
-        return {
-            **kept,
-            "HOME": str(self.folder),
-            "FLWR_HOME": str(self.folder / home),
-            "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', '')}",  # Flower's programs start others
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-
     def _spawn(self, name: str, home: str, program: str, *arguments: object) -> subprocess.Popen:
         (self.folder / home).mkdir(exist_ok=True)
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [BIN / program, *map(str, arguments)],
-                env=self._environment(home),
+                env=environment_for(self.folder, home),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+
+def environment_for(folder: Path, home: str = "home") -> dict[str, str]:
+    """What Flower's programs are to find, so that they stay in a folder and on this machine."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "PYTEST"))}
+    return {
+        **kept,
+        "HOME": str(folder),
+        "FLWR_HOME": str(folder / home),
+        "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', '')}",  # Flower's programs start others
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -232,6 +234,16 @@ def descendants(pid: int, *, running: str | None = None) -> list[int]:
         found += below
         todo += below
     return [one for one in found if running is None or running in programs[one]]
+
+
+def running_with(word: str) -> list[int]:
+    """Give the ids of the processes in whose command line a word occurs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and word in os.fsdecode((entry / "cmdline").read_bytes()):
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float, what: str) -> None:

@@ -1,5 +1,8 @@
 """A real deployment, in which things go wrong: separate processes, TLS, keys, a database."""
 
+import os
+import signal
+import subprocess
 import threading
 import tomllib
 from pathlib import Path
@@ -11,7 +14,14 @@ from flwr.app import Array, ArrayRecord
 from fedbranch.flower import client_id_of_key
 from fedbranch.flower.testing import FakeGrid, FakeNode
 from fedbranch.runs import RunFolder
-from flower.deployment import Deployment, wait_for
+from flower.deployment import (
+    BIN,
+    Deployment,
+    environment_for,
+    free_port,
+    running_with,
+    wait_for,
+)
 from swapped_digits import client_app, server_app, task
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
@@ -43,6 +53,33 @@ def undisturbed(public_keys, num_rounds):
     grid = FakeGrid(client_app.app, nodes, run_config=config)
     arrays = ArrayRecord({n: Array(a) for n, a in task.initial_model().items()})
     return server_app.make_strategy(config).start(grid, arrays, num_rounds=num_rounds)
+
+
+def test_the_example_runs_by_its_readmes_command(tmp_path):
+    """In Flower's simulation, with the local SuperLink that `flwr run` starts and leaves behind."""
+    readme = (APP / "README.md").read_text()
+    federation = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=2"
+    assert f"--federation-config '{federation}'" in readme
+    environment = {
+        **environment_for(tmp_path),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    try:
+        done = subprocess.run(
+            [BIN / "flwr", "run", APP, "--stream", "--federation-config", federation,
+             "--run-config", f"checkpoint-dir='{tmp_path / 'run'}'"],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+    finally:
+        for pid in running_with(str(tmp_path)):
+            os.kill(pid, signal.SIGTERM)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    tree = RunFolder(tmp_path / "run").tree()
+    assert sorted(tree.members(leaf.id) for leaf in tree.leaves) == [
+        [f"partition-{i:04d}" for i in range(group, 20, 4)] for group in range(4)
+    ]
 
 
 def rounds_so_far(folder):

@@ -65,6 +65,6 @@ class ClusteredResult(Result):
         """Say in a line for each cluster who is there."""
         return [
             f"leaf {leaf}: {len(client_ids)} clients: "
-            + ", ".join(self.names.get(client_id, client_id) for client_id in client_ids)
+            + ", ".join(sorted(self.names.get(client_id, client_id) for client_id in client_ids))
             for leaf, client_ids in self.clusters.items()
         ]

@@ -28,12 +28,11 @@ METHOD_TITLES = {
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print everything there is to see about a run."""
     console.print(_cluster_tree(comparison))
-    console.print(
-        f"{comparison.metric} on held-out data, mean over clients"
-        if any(comparison.final.values())
-        else "nothing was evaluated on held-out data"
-    )
-    console.print(_table(comparison))
+    if any(comparison.final.values()):
+        console.print(f"{comparison.metric} on held-out data, mean over clients")
+        console.print(_table(comparison))
+    else:
+        console.print("Nothing was evaluated on held-out data.")
     console.print(
         _reasons("Why each cluster was split", comparison.splits, "No cluster was split."),
         soft_wrap=True,
@@ -88,7 +87,7 @@ def _node_label(comparison: Comparison, node: Node) -> Text:
     if node.split_in_round is not None:
         label.append(f", split in round {node.split_in_round}", "not bold yellow")
     if node.is_leaf and client_ids:
-        shown = [comparison.names.get(i, i) for i in client_ids[:MAX_NAMED]]
+        shown = sorted(comparison.names.get(i, i) for i in client_ids)[:MAX_NAMED]
         more = f", and {len(client_ids) - len(shown)} more" if len(client_ids) > MAX_NAMED else ""
         label.append(f"\n{', '.join(shown)}{more}", "not bold dim")
     return label
