@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 import fedbranch as fb
@@ -172,6 +172,27 @@ def test_it_can_be_started_again():
     first, second = (strategy.start(make_grid(), arrays, num_rounds=3) for _ in range(2))
 
     assert tree_fingerprint(first.tree) == tree_fingerprint(second.tree)
+
+
+def test_a_subclass_can_change_what_is_sent():
+    class Slower(ClusteredStrategy):
+        def configure_train(self, server_round, arrays, config, grid):
+            config = ConfigRecord({**config, "lr": 1 / server_round})
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            return [
+                Message(m.content, m.metadata.dst_node_id, m.metadata.message_type)
+                for m in messages[1:]
+            ]
+
+    grid = make_grid()
+    strategy = Slower(rule=RULE, seed=SEED)
+    result = strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=2, timeout=5)
+
+    sent = [m for m in grid.sent if m.metadata.message_type == "train"]
+    assert [m.content["config"]["lr"] for m in sent] == [1.0] * 5 + [0.5] * 5
+    for entry in result.history:
+        assert len(entry.record.metrics) == 5
+        assert not entry.record.refused
 
 
 @pytest.mark.parametrize(
@@ -371,6 +392,23 @@ def test_a_node_that_was_started_again_is_not_waited_for(monkeypatch):
 def test_too_few_nodes_for_too_long_is_an_error():
     with pytest.raises(FederationStalled, match=r"6 nodes are connected and 7 are needed"):
         start(make_grid(), min_available_nodes=7, timeout=0.05)
+
+
+def test_too_few_nodes_for_an_evaluation_cost_no_training(tmp_path):
+    def on_reply(message, reply):
+        if message.metadata.group_id == "2":
+            for node_id in list(grid.nodes):
+                grid.disconnect(node_id)
+        return reply
+
+    grid = make_grid(on_reply=on_reply)
+    with pytest.raises(FederationStalled, match="0 nodes are connected"):
+        start(grid, num_rounds=3, timeout=0.05, checkpoint_dir=tmp_path)
+
+    first, second = RunFolder(tmp_path).history()
+    assert len(first.evaluation) == 6
+    assert second.record.metrics
+    assert second.evaluation == {}
 
 
 def test_a_refused_identity_stands_in_the_record():

@@ -60,6 +60,11 @@ class Asked:
     message: Message
 
     @property
+    def node_id(self) -> int:
+        """Flower's id of the client's node."""
+        return self.message.metadata.dst_node_id
+
+    @property
     def id(self) -> str:
         """What the reply will name; known once the message was sent."""
         return self.message.metadata.message_id
@@ -295,6 +300,6 @@ class Federation:
 
     def _reported(self, asked: Asked, reply: Message) -> Reported:
         reported = reported_in(reply, self.keys.weight, self.server.max_examples)
-        if reply.metadata.src_node_id != asked.message.metadata.dst_node_id:
+        if reply.metadata.src_node_id != asked.node_id:
             raise InvalidUpdate(f"answered by another node ({reply.metadata.src_node_id})")
         return reported

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedbranch.checkpoint import JSON
+from fedbranch.errors import FederationStalled
 from fedbranch.flower.arrays import Layout
 from fedbranch.flower.exchange import exchange
 from fedbranch.flower.federation import Answer, Asked, Federation, Keys
@@ -220,13 +221,7 @@ class ClusteredStrategy(Strategy):
             log.info("[ROUND %d/%d]", number, num_rounds)
             config = ConfigRecord() if train_config is None else train_config
             messages = self.configure_train(number, result.arrays, config, grid)
-            replies = exchange(
-                grid,
-                list(messages),
-                timeout,
-                still_there=lambda: running.federation.still_there(grid),
-                late=[one.message for one in running.late],
-            )
+            replies = self._exchange(grid, messages, late=running.late)
             arrays, train_metrics = self.aggregate_train(number, replies)
             if arrays is not None:
                 result.arrays = arrays
@@ -236,13 +231,7 @@ class ClusteredStrategy(Strategy):
 
             config = ConfigRecord() if evaluate_config is None else evaluate_config
             messages = self.configure_evaluate(number, result.arrays, config, grid)
-            replies = exchange(
-                grid,
-                list(messages),
-                timeout,
-                still_there=lambda: running.federation.still_there(grid),
-            )
-            metrics = self.aggregate_evaluate(number, replies)
+            metrics = self.aggregate_evaluate(number, self._exchange(grid, messages))
             if metrics is not None:
                 log.info("\tevaluate: %s", _shown(metrics))
                 result.evaluate_metrics_clientapp[number] = metrics
@@ -290,6 +279,26 @@ class ClusteredStrategy(Strategy):
             weight=self.weighted_by_key, arrays=self.arrayrecord_key, config=self.configrecord_key
         )
         return _Running(Federation(server, layout, keys, timeout), result, folder)
+
+    def _exchange(
+        self, grid: Grid, messages: Iterable[Message], late: Iterable[Asked] = ()
+    ) -> Iterable[Message]:
+        """Send what a step configured, and give the replies."""
+        running = self._started()
+        # A subclass may have dropped messages, or have put others in their place.
+        by_node = {message.metadata.dst_node_id: message for message in messages}
+        running.asked = [
+            replace(one, message=by_node[one.node_id])
+            for one in running.asked
+            if one.node_id in by_node
+        ]
+        return exchange(
+            grid,
+            [one.message for one in running.asked],
+            running.federation.timeout_s,
+            still_there=lambda: running.federation.still_there(grid),
+            late=[one.message for one in late],
+        )
 
     def _started(self) -> _Running:
         if self._running is None:
@@ -363,9 +372,13 @@ class ClusteredStrategy(Strategy):
         running = self._started()
         running.asked = []
         if self.fraction_evaluate > 0:
-            present, num_asked = self._present(
-                grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes
-            )
+            try:
+                present, num_asked = self._present(
+                    grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes
+                )
+            except FederationStalled as error:  # what was trained in this round is not to be lost
+                log.warning("\tnot evaluated: %s", error)
+                return []
             known = [client_id for client_id in present if client_id in running.server.tree]
             running.asked = running.federation.ask(
                 draw_clients(known, num_asked, stream_seed(self.seed, server_round, "evaluate")),
