@@ -192,16 +192,23 @@ def test_what_people_call_the_clients_is_kept(run):
         run.names  # noqa: B018 -- reading it is the test
 
 
-def test_a_longer_run_is_not_complete_any_more(tmp_path):
+@pytest.mark.parametrize(
+    ("rounds", "num_done", "is_complete"), [(3, 3, True), (5, 3, False), (2, 3, True)]
+)
+def test_a_run_is_complete_when_its_rounds_are_done(tmp_path, rounds, num_done, is_complete):
     run = RunFolder.create(tmp_path, {"method": "cfl", "clients": [], "rounds": 3})
     run.finish({})
 
-    run.extend(3)
-    assert RunFolder(tmp_path).is_complete
-    run.extend(5)
+    run.set_rounds(rounds, num_done=num_done)
 
-    assert not RunFolder(tmp_path).is_complete
-    assert RunFolder(tmp_path).about["rounds"] == 5
+    assert RunFolder(tmp_path).is_complete == is_complete
+    assert RunFolder(tmp_path).about["rounds"] == rounds
+
+
+def test_a_mean_of_numbers_at_the_edge_of_floats_is_one():
+    evaluation = {"a": {"loss": 1.7e308}, "b": {"loss": 1.7e308}}
+
+    assert mean_by_metric(evaluation, ["a", "b"])["loss"] == pytest.approx(1.7e308)
 
 
 def test_a_federation_goes_on_by_its_server_app(tmp_path):

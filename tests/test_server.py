@@ -801,56 +801,87 @@ Federation.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestFederation = Federation.TestCase
 
 
+def test_a_described_state_does_not_change_afterwards():
+    server = Server(1, rule=NeverSplit())
+    server.partition({"left": ["a"], "right": ["b"]})
+    state, files = server.to_state()
+
+    server.undo_split(0)
+    server.tree.advance(0, np.float32([5]))
+
+    assert Server.from_state(state, files).tree.root.params.tolist() == [0]
+
+
 # Clients that are away
 
 
-def test_a_split_does_not_wait_for_clients_that_are_away():
+def play_present(clients, server, present, rounds=1):
+    """Rounds in which the driver says who is there."""
+    for _ in range(rounds):
+        server.mark_present(set(present) & set(server.tree.client_ids))
+        record = clients.play_round(server, present)
+    return record
+
+
+def test_a_split_waits_for_nobody_who_has_been_away_for_long():
     clients = QuadraticClients(2, 3)
-    server = server_for(clients, THRESHOLDS)  # which wants to hear all
-    away = clients.client_ids[0]
-    clients.play_round(server, clients.client_ids)
-    present = clients.client_ids[1:]
-    for _ in range(60):
-        clients.play_round(server, present)
-    assert len(server.clusters) == 1
-
-    server.mark_away([away])
-    for _ in range(60):
-        clients.play_round(server, present)
-
-    assert len(server.clusters) == 2
-    assert server.tree.position(away) == server.tree.root.id  # and is routed when it returns
-    for _ in range(2):
+    gone, *present = clients.client_ids
+    waiting, knowing = (server_for(clients, THRESHOLDS) for _ in range(2))  # want to hear all
+    for server in (waiting, knowing):
         clients.play_round(server, clients.client_ids)
-    assert clients.are_separated(server)
+
+    for _ in range(60):
+        clients.play_round(waiting, present)
+    play_present(clients, knowing, present, rounds=60)
+
+    assert len(waiting.clusters) == 1
+    assert len(knowing.clusters) == 2
+    assert knowing.tree.position(gone) == knowing.tree.root.id  # and is routed when it returns
+    play_present(clients, knowing, clients.client_ids, rounds=2)
+    assert clients.are_separated(knowing)
 
 
-def test_who_is_planned_is_no_longer_away():
+def test_members_are_counted_out_after_ten_rounds_and_in_at_once():
     clients = QuadraticClients(2, 3)
-    server = server_for(clients, THRESHOLDS)
+    server = server_for(clients, NeverSplit())
     server.join(clients.client_ids)
-    server.mark_away(clients.client_ids[:2])
 
-    counted = [
-        clients.play_round(server, asked).decisions[0].measurements["num_members"]
-        for asked in (clients.client_ids[2:], clients.client_ids[1:], clients.client_ids)
-    ]
+    def counted(present):
+        record = play_present(clients, server, present)
+        return record.decisions[0].measurements["num_members"]
 
-    assert counted == [4, 5, 6]
+    assert counted(clients.client_ids) == 6
+    assert [counted(clients.client_ids[2:]) for _ in range(12)] == [6] * 9 + [4] * 3
+    assert counted(clients.client_ids[1:]) == 5
+
+
+def test_a_client_that_is_there_but_not_asked_is_not_away():
+    clients = QuadraticClients(2, 3)
+    server = server_for(clients, NeverSplit())
+    server.join(clients.client_ids)
+
+    for _ in range(30):
+        server.mark_present(clients.client_ids)
+        record = clients.play_round(server, clients.client_ids[:2])
+
+    assert record.decisions[0].measurements["num_members"] == 6
 
 
 def test_who_is_away_survives_saving(tmp_path):
     clients = QuadraticClients(2, 3)
-    server = server_for(clients, THRESHOLDS)
+    server = server_for(clients, NeverSplit())
     server.join(clients.client_ids)
-    server.mark_away(clients.client_ids[:2])
+    play_present(clients, server, clients.client_ids[2:], rounds=7)
     server.save(tmp_path)
 
-    record = clients.play_round(Server.load(tmp_path), clients.client_ids[2:])
+    resumed = Server.load(tmp_path)
 
-    assert record.decisions[0].measurements["num_members"] == 4
+    for one in (server, resumed):
+        record = play_present(clients, one, clients.client_ids[2:], rounds=4)
+        assert record.decisions[0].measurements["num_members"] == 4
+    assert fingerprint(server) == fingerprint(resumed)
 
 
-def test_unknown_clients_cannot_be_away():
+def test_unknown_clients_cannot_be_present():
     with pytest.raises(ValueError, match="not known"):
-        Server(1, rule=NeverSplit()).mark_away(["nobody"])
+        Server(1, rule=NeverSplit()).mark_present(["nobody"])

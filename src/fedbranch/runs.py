@@ -9,6 +9,7 @@
       summary.json    written when the run is complete
       initial/        the initial model, in the folder of a federation
       names.json      what people call its clients, where they call them something
+      lock            held by the process that writes, empty
       baselines/NAME/ run folders of the methods that it is compared with
 
 Nothing in it depends on the clock: the same seed gives the same bytes, on the same
@@ -19,10 +20,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import fsum
 from pathlib import Path
-from statistics import fmean
+from typing import IO
 
 from fedbranch.checkpoint import (
     JSON,
@@ -36,6 +39,9 @@ from fedbranch.records import RoundRecord
 from fedbranch.server import Server
 from fedbranch.tree import ParameterTree
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = [
     "Aggregates",
     "Evaluation",
@@ -46,7 +52,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
-LEFTOVERS = {"run.json.tmp"}  # of a run that a crash stopped before it began
+LEFTOVERS = {"run.json.tmp", "lock"}  # of a run that a crash stopped before it began
 
 Evaluation = Mapping[str, Mapping[str, float | None]]  # client id -> metric -> value
 Aggregates = Mapping[str, Mapping[str, float | list[float | None] | None]]
@@ -103,6 +109,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._lock: IO[bytes] | None = None
         try:
             self.about: JSON = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
             if self.about["schema"] != SCHEMA:
@@ -126,7 +133,8 @@ class RunFolder:
         if folder.exists() and (
             not folder.is_dir() or {entry.name for entry in folder.iterdir()} - LEFTOVERS
         ):
-            hint = "resume it, or choose" if (folder / "run.json").exists() else "choose"
+            has_run = (folder / "run.json").exists()
+            hint = "resume it (resume=True), or choose" if has_run else "choose"
             raise UnusableRun(f"{folder} already holds something; {hint} another folder")
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "run.json", {"schema": SCHEMA, **about})
@@ -136,7 +144,9 @@ class RunFolder:
     def open(
         cls, path: str | Path, about: JSON, *, resume: bool, may_differ: Collection[str] = ()
     ) -> RunFolder:
-        """Start a run, or go on with one that describes the very same run.
+        """Start a run, or go on with one that describes the very same run, to write into it.
+
+        Nobody else can do so until it is closed.
 
         Parameters
         ----------
@@ -150,17 +160,40 @@ class RunFolder:
             Names in ``about`` that do not have to be as they were.
         """
         if not (resume and (Path(path) / "run.json").exists()):
-            return cls.create(path, about)
+            folder = cls.create(path, about)
+            folder._take_lock()
+            return folder
         folder = cls(path)
+        folder._take_lock()
         folder.clear_leftovers()
         as_saved: JSON = json.loads(json.dumps(about))
-        for name in as_saved.keys() - set(may_differ):
-            if folder.about.get(name) != as_saved[name]:
+        for name, value in as_saved.items():
+            if name not in may_differ and folder.about.get(name) != value:
+                folder.close()
                 raise UnusableRun(
                     f"{path} cannot be resumed: its {name} is not the one given now; "
                     "resume with the same settings and clients, or choose another folder"
                 )
         return folder
+
+    def _take_lock(self) -> None:
+        """Keep all others from writing into the folder until it is closed, or a crash does that."""
+        if sys.platform == "win32":  # which has no such locks
+            return
+        self._lock = (self.path / "lock").open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UnusableRun(
+                f"another process is writing into {self.path}; end it, or wait for its end"
+            ) from None
+
+    def close(self) -> None:
+        """Let others write into the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     @property
     def baselines(self) -> dict[str, RunFolder]:
@@ -206,10 +239,11 @@ class RunFolder:
         lines = [json.dumps(e.to_json(), sort_keys=True, allow_nan=False) + "\n" for e in entries]
         replace_file(self._history_path, "".join(lines).encode())
 
-    def extend(self, rounds: int) -> None:
-        """Let a run go on for more rounds than it was to have."""
-        if rounds > self.about["rounds"]:
+    def set_rounds(self, rounds: int, *, num_done: int) -> None:
+        """Let a run have more or fewer rounds than it was to have, of which some are done."""
+        if num_done < rounds:
             (self.path / "summary.json").unlink(missing_ok=True)
+        if rounds != self.about.get("rounds"):
             self.about["rounds"] = rounds
             _write_json(self.path / "run.json", self.about)
 
@@ -314,7 +348,8 @@ def mean_by_metric(evaluation: Evaluation, client_ids: list[str]) -> dict[str, f
         for name, value in evaluation.get(client_id, {}).items():
             if value is not None:
                 values.setdefault(name, []).append(value)
-    return {name: fmean(numbers) for name, numbers in values.items()}
+    # Divided first: a sum of what clients claim could leave the range of floats.
+    return {name: fsum(v / len(numbers) for v in numbers) for name, numbers in values.items()}
 
 
 def next_free_folder(parent: str | Path, name: str) -> Path:

@@ -1,7 +1,7 @@
 """Seeds for every place of a run, and who is drawn in a round.
 
-What is drawn depends on (seed, round, ...) alone, so both drivers draw the same clients, and
-a resumed run draws those that the uninterrupted one would have drawn.
+What is drawn depends on (seed, round, ...) and on who is there alone: two drivers that ask the
+same number of clients ask the same ones, and so does a run that was resumed.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Server"]
 
+ROUNDS_UNTIL_AWAY = 10
+
 
 class Server:
     """Clustered federated learning's server side, for any training loop.
@@ -101,6 +103,11 @@ class Server:
         ]:
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}; it must be one of {allowed}")
+        if isinstance(rule, type) or not callable(getattr(rule, "examine", None)):
+            raise TypeError(
+                f"rule is {rule!r}; pass an object that can examine a cluster, such as "
+                "Thresholds(eps_mean=..., eps_max=..., gamma_max=...)"
+            )
         if not 0 < max_examples < math.inf:
             raise ValueError(f"max_examples is {max_examples!r}; it must be positive and finite")
         self.tree = ParameterTree(num_params, num_buffers)
@@ -114,7 +121,7 @@ class Server:
         self._collected: dict[int, dict[str, Reply]] = {}  # leaf -> replies at its parameters
         self._rounds_held: dict[int, int] = {}
         self._hold_ended: dict[int, int] = {}  # leaf -> its version after a hold without a split
-        self._away: set[str] = set()
+        self._last_seen: dict[str, int] = {}  # client id -> round, as mark_present was told
         self._joined: list[str] = []
         self._left: list[str] = []
 
@@ -126,11 +133,12 @@ class Server:
     @property
     def awaited(self) -> list[str]:
         """Clients whose answers a holding cluster is waiting for: ask them first."""
+        away = self._away
         return sorted(
             client_id
             for node_id in self._rounds_held
             for client_id in self.tree.members(node_id)
-            if client_id not in self._collected[node_id] and client_id not in self._away
+            if client_id not in self._collected[node_id] and client_id not in away
         )
 
     # A round
@@ -154,7 +162,6 @@ class Server:
         for client_id in checked_ids(client_ids):
             if client_id not in self.tree:
                 self._place_newcomer(client_id, self.tree.root.id)
-            self._away.discard(client_id)
             node_id = self.tree.position(client_id)
             if client_id in self._collected.get(node_id, {}):
                 continue
@@ -374,20 +381,30 @@ class Server:
         self.tree.place(client_id, node_id)
         self._joined.append(client_id)
 
-    def mark_away(self, client_ids: Iterable[str]) -> None:
-        """Stop waiting for clients that have not been there for long.
+    def mark_present(self, client_ids: Iterable[str]) -> None:
+        """Say which of the known clients are there, whether or not they will be asked.
 
-        They keep their positions, but count as members of no cluster until :meth:`plan` is
-        called with them again.
+        For drivers whose clients vanish without leaving: no split waits for a client that was
+        not there in this and the nine rounds before. It keeps its position, and counts as a
+        member of its cluster again as soon as it is back.
         """
-        self._away |= set(self._known(client_ids))
+        this_round = self.round + 1
+        for client_id in self.tree.client_ids:
+            self._last_seen.setdefault(client_id, this_round)
+        self._last_seen |= dict.fromkeys(self._known(client_ids), this_round)
+
+    @property
+    def _away(self) -> set[str]:
+        """Clients that nobody waits for."""
+        since = self.round + 1 - ROUNDS_UNTIL_AWAY
+        return {client_id for client_id, seen in self._last_seen.items() if seen <= since}
 
     def remove(self, client_ids: Iterable[str]) -> None:
         """Let clients leave. If one comes back it is a newcomer and finds its way down again."""
         for client_id in self._known(client_ids):
             self._forget_reply(client_id)
             self.tree.remove(client_id)
-            self._away.discard(client_id)
+            self._last_seen.pop(client_id, None)
             self._left.append(client_id)
 
     def reroute(self, client_ids: Iterable[str]) -> None:
@@ -509,7 +526,7 @@ class Server:
             "collected": collected,
             "rounds_held": {str(node_id): held for node_id, held in self._rounds_held.items()},
             "hold_ended": {str(node_id): ended for node_id, ended in self._hold_ended.items()},
-            "away": sorted(self._away),
+            "last_seen": self._last_seen,
             "joined": self._joined,
             "left": self._left,
             "tree": tree_state,
@@ -542,7 +559,7 @@ class Server:
             server._asked = dict(state["asked"])
             server._rounds_held = {int(i): held for i, held in state["rounds_held"].items()}
             server._hold_ended = {int(i): ended for i, ended in state["hold_ended"].items()}
-            server._away = set(state["away"])
+            server._last_seen = dict(state["last_seen"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
             for node_id, entries in state["collected"].items():
                 held = files.get(f"held-{node_id}", {})

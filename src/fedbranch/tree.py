@@ -67,9 +67,19 @@ class Node:
         """Give the parameters and buffers, under names that no other node has."""
         return {f"params-{self.id}": self.params, f"buffers-{self.id}": self.buffers}
 
-    def cached_tensors(self) -> dict[str, NDArray[np.float32]]:
+    def frozen_tensors(self) -> LastingTensors:
+        """Give the parameters and buffers of an inner node, which never change."""
+        if self._frozen is None:
+            tensors = self.tensors()
+            self._frozen = LastingTensors(lambda: tensors)
+        return self._frozen
+
+    def cached_tensors(self) -> LastingTensors:
         """Give the cached updates as one array, shape (num_cached, num_params)."""
-        return {"updates": np.stack(list(self.cached_updates.values()))}
+        if self._edge is None:
+            updates = list(self.cached_updates.values())
+            self._edge = LastingTensors(lambda: {"updates": np.stack(updates)})
+        return self._edge
 
     @property
     def base(self) -> str:
@@ -381,13 +391,9 @@ class ParameterTree:
             if node.is_leaf:
                 leaves |= node.tensors()
             else:
-                files[f"node-{node.id}"] = node._frozen = node._frozen or LastingTensors(
-                    node.tensors
-                )
+                files[f"node-{node.id}"] = node.frozen_tensors()
             if node.cached_updates:
-                files[f"edge-{node.id}"] = node._edge = node._edge or LastingTensors(
-                    node.cached_tensors
-                )
+                files[f"edge-{node.id}"] = node.cached_tensors()
             nodes.append(
                 {
                     "id": node.id,

@@ -140,6 +140,37 @@ def test_a_model_that_cannot_be_trained_is_an_error(arrays, buffers, problem):
         Layout.of(record(**arrays), buffers)
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">c8", ">i8"])
+def test_the_order_of_bytes_does_not_matter(dtype, tmp_path):
+    layout = Layout.of(record(w=np.float32([1]), x=np.array([1, 2], dtype)))
+    write_checkpoint(tmp_path, "initial model", *layout.to_state())
+
+    loaded = Layout.from_state(*read_checkpoint(tmp_path, "initial model"))
+
+    assert loaded.initial["x"].tolist() == layout.initial["x"].tolist() == [1, 2]
+
+
+def test_numbers_of_more_than_64_bits_are_an_error():
+    with pytest.raises(TypeError, match="at most 64 bits"):
+        Layout.of(record(w=np.array([1], np.longdouble)))
+
+
+def test_nan_in_a_parameter_is_an_error_whatever_the_buffers_are():
+    with pytest.raises(ValueError, match="'w' of the initial model contains NaN"):
+        Layout.of(record(w=np.float32([np.nan]), b=np.float32([1])), buffers=["b"])
+
+
+def test_a_bad_reply_writes_nothing(layout):
+    sent = layout.arrays_at(*zeros(layout))
+    reply = {**sent, "a.weight": sent["a.weight"] + 1, "scalar": np.zeros(7, np.float32)}
+    params, buffers = zeros(layout)
+
+    with pytest.raises(InvalidUpdate, match="'scalar'"):
+        layout.write_update(sent, record(**reply), params, buffers)
+
+    assert not params.any()
+
+
 def test_arrays_of_words_are_an_error():
     with pytest.raises(TypeError, match="'words' has dtype <U1"):
         Layout.of(record(w=np.float32([1]), words=np.array(["a"])))

@@ -81,6 +81,16 @@ def test_in_a_simulation_the_client_is_its_partition():
     assert roster.node_ids["partition-0010"] == FakeNode.simulated(10, 12).node_id
 
 
+def test_a_simulated_node_that_is_gone_leaves_its_place_free():
+    nodes = [FakeNode.simulated(i, 4) for i in range(4)]
+    before = identify(nodes[:3])
+
+    roster = identify(nodes[1:], before)
+
+    assert list(roster.node_ids) == ["partition-0001", "partition-0002", "partition-0003"]
+    assert roster.node_ids["partition-0001"] == nodes[1].node_id
+
+
 def test_nodes_without_any_key_keep_flowers_id():
     nodes = [FakeNode(node_id=7, registered_at="b"), FakeNode(node_id=8, registered_at="a")]
 

@@ -1,19 +1,20 @@
 import copy
 import inspect
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 import fedbranch as fb
 from fakes import fingerprint
 from fedbranch.errors import DamagedFile, FederationStalled, UnusableRun
-from fedbranch.flower import ClusteredStrategy, exchange
+from fedbranch.flower import ClusteredStrategy, exchange, federation
 from fedbranch.flower.testing import FakeNode
 from fedbranch.report.comparison import compare
 from fedbranch.runs import RunFolder
@@ -163,6 +164,41 @@ def test_a_strategy_without_start_says_what_to_do():
 
     with pytest.raises(RuntimeError, match="call its own start"):
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), make_grid())
+
+
+def test_what_a_user_of_fedavg_would_not_expect_is_said(caplog):
+    strategy = ClusteredStrategy(rule=RULE, weighted_by_key="num_examples")
+    strategy.start(make_grid(), ArrayRecord(make_model().state_dict()), num_rounds=1)
+    assert "No client's update was ever used" in caplog.text
+    assert "with 'num_examples' (the strategy's weighted_by_key)" in caplog.text
+    assert "Its metrics are ['loss', 'num-examples']" in caplog.text
+
+    start(make_grid(), num_rounds=2)
+    assert "node 0: train: mean " in caplog.text
+    assert "Nothing was split: not stationary" in caplog.text
+
+    start(make_grid())
+    assert "result.arrays is the model at the root" in caplog.text
+
+
+def test_a_client_that_is_not_there_is_named_beside_those_who_are():
+    result = start(make_grid(), num_rounds=1)
+
+    with pytest.raises(
+        ValueError, match=r"no client 'hospital'; the clients are \['partition-0000"
+    ):
+        result.arrays_of("hospital")
+
+
+@pytest.mark.parametrize("timeout", [None, 0, -1, float("inf"), float("nan")])
+def test_a_timeout_is_a_number_of_seconds(timeout):
+    with pytest.raises(ValueError, match=f"timeout is {timeout}"):
+        start(make_grid(), timeout=timeout)
+
+
+def test_a_rule_is_an_object_and_not_its_class():
+    with pytest.raises(TypeError, match="pass an object that can examine a cluster"):
+        start(make_grid(), rule=fb.Thresholds)
 
 
 def test_it_can_be_started_again():
@@ -331,6 +367,84 @@ def test_a_client_that_was_away_at_the_split_is_routed_when_it_returns():
     assert result.assignments["partition-0005"] == result.assignments["partition-0001"]
 
 
+def test_nobody_takes_the_place_of_a_simulated_node_that_is_gone():
+    grid = make_grid()
+
+    def lose_the_first(number, arrays):
+        if number == 2:
+            grid.disconnect(FakeNode.simulated(0, 6).node_id)
+
+    result = start(grid, num_rounds=4, start_with={"evaluate_fn": lose_the_first})
+
+    took_part = [sorted(entry.record.metrics) for entry in result.history]
+    everybody = [f"partition-{i:04d}" for i in range(6)]
+    assert took_part == [everybody, everybody, everybody[1:], everybody[1:]]
+
+
+def test_a_standing_cluster_gives_absent_clients_time_to_come(monkeypatch):
+    grid = make_grid()
+    gone = FakeNode.simulated(0, 6)
+    looks = []
+    get_nodes = grid.get_nodes
+
+    def come_back_after_some_looks():
+        if gone.node_id not in grid.nodes:
+            looks.append(1)
+            if len(looks) == 20:
+                grid.connect(gone)
+        return get_nodes()
+
+    grid.get_nodes = come_back_after_some_looks
+    monkeypatch.setattr(federation, "SECONDS_BETWEEN_LOOKS", 0.001)
+    rule = replace(RULE, eps_mean=9.0, eps_max=1e-6, min_rounds=1, min_cluster_size=2, coverage=1.0)
+
+    def lose_one(number, arrays):
+        if number == 1:
+            grid.disconnect(gone.node_id)
+
+    result = start(grid, num_rounds=3, rule=rule, start_with={"evaluate_fn": lose_one})
+
+    assert len(looks) == 20
+    verdicts = [d.verdict for entry in result.history for d in entry.record.decisions]
+    assert verdicts == ["train", "hold", "split"]
+
+
+def test_a_readable_late_reply_counts_if_the_newer_one_is_bad():
+    slow = FakeNode.simulated(0, 6).node_id
+    withheld = []
+
+    def on_reply(message, reply):
+        if message.metadata.message_type != "train" or message.metadata.dst_node_id != slow:
+            return reply
+        withheld.append(reply)
+        if len(withheld) == 1:
+            return None
+        return [withheld[-2], Message(Error(code=2, reason="out of memory"), reply_to=message)]
+
+    rule = replace(RULE, eps_mean=9.0, eps_max=1e-6, min_cluster_size=2, coverage=1.0)
+    result = start(make_grid(on_reply=on_reply), num_rounds=2, timeout=0.5, rule=rule)
+
+    assert [d.verdict for e in result.history for d in e.record.decisions] == ["hold", "split"]
+    assert not result.history[1].record.refused
+
+
+def test_messages_that_nobody_answers_are_not_kept_for_ever():
+    silent = FakeNode.simulated(0, 6).node_id
+    grid = make_grid(
+        on_reply=lambda message, reply: None if message.metadata.dst_node_id == silent else reply
+    )
+    strategy = ClusteredStrategy(rule=RULE, seed=SEED, fraction_evaluate=0.0)
+    strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=12, timeout=0.2)
+
+    assert len(strategy._running.late) <= 2
+
+
+def test_without_training_clients_are_evaluated_all_the_same():
+    result = start(make_grid(), num_rounds=1, fraction_train=0.0)
+
+    assert len(result.history[0].evaluation) == 6
+
+
 def test_no_split_waits_for_ever_for_clients_that_vanished():
     grid = make_grid(make_clients(num_clients=10))
 
@@ -339,7 +453,7 @@ def test_no_split_waits_for_ever_for_clients_that_vanished():
             for i in range(6, 10):
                 grid.disconnect(FakeNode.simulated(i, 10).node_id)
 
-    result = start(grid, num_rounds=40, start_with={"evaluate_fn": lose_four})
+    result = start(grid, num_rounds=40, timeout=0.02, start_with={"evaluate_fn": lose_four})
 
     assert len(result.clusters) == 2
     assert len(result.assignments) == 10
@@ -473,6 +587,98 @@ def test_a_killed_server_app_goes_on_to_the_same_bytes(tmp_path, has_buffers, ki
     assert resumed.arrays == whole.arrays
 
 
+def test_a_resumed_run_remembers_who_has_been_away(tmp_path):
+    def run(folder, killed_in=None, **more):
+        grid = make_grid(make_clients(num_clients=10))
+
+        def lose_four(number, arrays):
+            if number == 1 or more:
+                for i in range(6, 10):
+                    grid.nodes.pop(FakeNode.simulated(i, 10).node_id, None)
+            if number == killed_in:
+                raise Killed
+
+        return start(
+            grid,
+            num_rounds=30,
+            timeout=0.02,
+            checkpoint_dir=folder,
+            start_with={"evaluate_fn": lose_four},
+            **more,
+        )
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "cut", killed_in=8)
+    run(tmp_path / "cut", resume=True)
+
+    assert len(whole.clusters) == 2
+    assert contents_of(tmp_path / "whole") == contents_of(tmp_path / "cut")
+
+
+def test_fewer_rounds_and_then_more_end_as_one_run_does(tmp_path):
+    start(make_grid(), num_rounds=12, checkpoint_dir=tmp_path / "whole")
+    with pytest.raises(Killed):
+        start(make_grid(), num_rounds=12, checkpoint_dir=tmp_path / "cut", start_with=kill_after(6))
+    folder = tmp_path / "cut"
+    for rounds, done in [(8, 8), (3, 8), (12, 12)]:
+        start(make_grid(), num_rounds=rounds, checkpoint_dir=folder, resume=True)
+        assert RunFolder(folder).is_complete
+        assert RunFolder(folder).about["rounds"] == RunFolder(folder).summary["rounds"] == done
+
+    assert contents_of(tmp_path / "whole") == contents_of(folder)
+
+
+def test_a_lost_state_is_damage_and_not_a_new_start(tmp_path):
+    start(make_grid(), num_rounds=5, checkpoint_dir=tmp_path)
+    shutil.rmtree(tmp_path / "state")
+
+    with pytest.raises(DamagedFile, match="state is missing, but rounds have been done"):
+        start(make_grid(), num_rounds=9, checkpoint_dir=tmp_path, resume=True)
+    assert len(RunFolder(tmp_path).history()) == 5
+    assert RunFolder(tmp_path).about["rounds"] == 5
+
+
+def test_another_runs_initial_model_is_damage(tmp_path):
+    start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path / "a")
+    model = make_model(has_buffers=True)
+    grid = make_grid(model=copy.deepcopy(model))
+    start(grid, model=model, num_rounds=2, checkpoint_dir=tmp_path / "b")
+    shutil.rmtree(tmp_path / "a" / "initial")
+    shutil.copytree(tmp_path / "b" / "initial", tmp_path / "a" / "initial")
+
+    with pytest.raises(DamagedFile, match="holds another model than the run"):
+        start(make_grid(), num_rounds=3, checkpoint_dir=tmp_path / "a", resume=True)
+
+
+def test_a_simulators_folder_is_not_resumed_as_a_federation(tmp_path):
+    simulate(make_clients(), make_model(), rounds=2, folder=tmp_path)
+
+    with pytest.raises(UnusableRun, match="its driver is not the one given now"):
+        start(make_grid(), num_rounds=4, checkpoint_dir=tmp_path, resume=True)
+
+
+def test_two_server_apps_cannot_write_into_one_folder(tmp_path):
+    refusals = []
+
+    def start_another(number, arrays):
+        if number == 1:
+            with pytest.raises(UnusableRun, match="another process is writing") as refusal:
+                start(make_grid(), num_rounds=3, checkpoint_dir=tmp_path / "a", resume=True)
+            refusals.append(refusal)
+
+    start(make_grid(), num_rounds=3, checkpoint_dir=tmp_path / "b")
+    start(
+        make_grid(),
+        num_rounds=3,
+        checkpoint_dir=tmp_path / "a",
+        start_with={"evaluate_fn": start_another},
+    )
+
+    assert len(refusals) == 1
+    assert contents_of(tmp_path / "a") == contents_of(tmp_path / "b")
+
+
 def test_resume_without_a_run_starts_one(tmp_path):
     result = start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path / "new", resume=True)
 
@@ -482,7 +688,7 @@ def test_resume_without_a_run_starts_one(tmp_path):
 def test_a_folder_that_is_taken_is_not_overwritten(tmp_path):
     start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path / "run")
 
-    with pytest.raises(UnusableRun, match="resume it, or choose another folder"):
+    with pytest.raises(UnusableRun, match=r"resume it \(resume=True\), or choose another"):
         start(make_grid(), num_rounds=2, checkpoint_dir=tmp_path / "run")
 
 

@@ -363,3 +363,14 @@ def test_the_folder_tells_what_the_run_tells(tmp_path):
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         simulate(**settings)
+
+
+def test_two_simulations_cannot_write_into_one_folder(tmp_path):
+    def start_another(entry):
+        if entry.record.round == 2:
+            simulate(rounds=4, folder=tmp_path, resume=True)
+
+    with pytest.raises(fb.UnusableRun, match="another process is writing"):
+        simulate(rounds=4, folder=tmp_path, on_round=start_another)
+
+    assert len(simulate(rounds=4, folder=tmp_path, resume=True).history) == 4

@@ -58,17 +58,17 @@ class Layout:
             numbers and truth values, and what PyTorch's normalisation layers keep beside
             their parameters.
         """
-        initial = {name: np.array(array.numpy()) for name, array in record.items()}
+        initial = {name: array.numpy() for name, array in record.items()}
         for name, array in initial.items():
-            if array.dtype.kind not in "biufc":
+            # What every machine and file format knows: no longdouble, no words, no objects.
+            if array.dtype.kind not in "biufc" or array.dtype.itemsize > 8 << (
+                array.dtype.kind == "c"
+            ):
                 raise TypeError(
-                    f"the array {name!r} has dtype {array.dtype}; a model's arrays hold numbers"
+                    f"the array {name!r} has dtype {array.dtype}; a model's arrays hold numbers "
+                    "of at most 64 bits"
                 )
-            if array.dtype.kind in "fc" and not np.isfinite(array).all() and buffers is None:
-                raise ValueError(
-                    f"the array {name!r} of the initial model contains NaN or infinity; if it is "
-                    f"not trained, name it among the buffers: buffers=[{name!r}, ...]"
-                )
+            initial[name] = np.array(array, dtype=array.dtype.newbyteorder("="))
         if buffers is None:
             names = {
                 name
@@ -90,6 +90,12 @@ class Layout:
                     "among the buffers"
                 )
         layout = cls(initial, frozenset(names))
+        for name, array in layout._parts(are_buffers=False):
+            if not np.isfinite(array).all():
+                raise ValueError(
+                    f"the array {name!r} of the initial model contains NaN or infinity; if it is "
+                    f"not trained, name it among the buffers: buffers=[{name!r}, ...]"
+                )
         if not layout.num_params:
             raise ValueError(
                 f"the initial model has no parameters; its arrays are {list(initial)}, of which "
@@ -135,6 +141,11 @@ class Layout:
                 start += len(step)
         return {name: moved[name] for name in self.initial}
 
+    @property
+    def initial_record(self) -> ArrayRecord:
+        """The initial model, as it can be sent."""
+        return self.record(self.initial)
+
     def record(self, arrays: NamedArrays) -> ArrayRecord:
         """Put arrays into a record that can be sent."""
         return ArrayRecord({name: Array(array) for name, array in arrays.items()})
@@ -166,11 +177,13 @@ class Layout:
                 f"the reply's arrays are not the model's: missing {missing[:5]}, "
                 f"unknown {extra[:5]}"
             )
+        # All are looked at before anything is written.
+        received = {name: _checked(name, array, reply[name]) for name, array in sent.items()}
         for vector, are_buffers in [(params, False), (buffers, True)]:
             start = 0
             for name, array in self._parts(are_buffers=are_buffers):
                 end = start + _num_real(array)
-                _write_step(name, sent[name], reply[name], vector[start:end])
+                _write_step(_real(sent[name]), _real(received[name]), vector[start:end])
                 start = end
 
     # Files
@@ -230,8 +243,8 @@ def _moved(initial: NDArray[Any], step: Vector) -> NDArray[Any]:
     return moved.view(initial.dtype).reshape(initial.shape)
 
 
-def _write_step(name: str, sent: NDArray[Any], reply: Array, step: Vector) -> None:
-    """Write what was sent back minus what was sent, after a look at both."""
+def _checked(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
+    """Read an array that came back, if it is like the one that was sent."""
     if not sent.nbytes <= len(reply.data) <= sent.nbytes + LARGEST_HEADER:
         raise InvalidUpdate(
             f"the array {name!r} came in {len(reply.data)} bytes; it needs {sent.nbytes} and a "
@@ -246,7 +259,11 @@ def _write_step(name: str, sent: NDArray[Any], reply: Array, step: Vector) -> No
             f"the array {name!r} has dtype {received.dtype} and shape {received.shape}; "
             f"send {sent.dtype} and {sent.shape}"
         )
-    before, after = _real(sent), _real(received)
+    return received
+
+
+def _write_step(before: NDArray[Any], after: NDArray[Any], step: Vector) -> None:
+    """Write the difference of two vectors."""
     if before.dtype.kind in "iu":
         # Modulo 2^64, so that no difference of large numbers is rounded.
         step[:] = after.astype(np.int64) - before.astype(np.int64)

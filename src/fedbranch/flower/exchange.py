@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 __all__ = ["exchange"]
+
+log = logging.getLogger("flwr.fedbranch")
 
 # Wait a twentieth of the time waited so far: late by 5 % at most, and few questions.
 PATIENCE = 0.05
@@ -58,8 +61,9 @@ def _replies(
     timeout_s: float,
 ) -> Iterator[Message]:
     began = last_roll_call = time.monotonic()
+    puller = _Puller(grid)
     while awaited:
-        for reply in grid.pull_messages(awaited.keys() | welcome):
+        for reply in puller.pull(awaited.keys() | welcome):
             message_id = reply.metadata.reply_to_message_id
             awaited.pop(message_id, None)
             welcome.discard(message_id)
@@ -69,6 +73,8 @@ def _replies(
             last_roll_call = now
             there = still_there()
             awaited = {i: node_id for i, node_id in awaited.items() if node_id in there}
+        for message_id in puller.broken:
+            awaited.pop(message_id, None)
         waited = now - began
         if not awaited or waited >= timeout_s:
             return
@@ -81,3 +87,31 @@ def _push(grid: Grid, messages: Sequence[Message]) -> None:
     if messages and not list(grid.push_messages(list(messages))):
         for message in messages:
             list(grid.push_messages([message]))
+
+
+class _Puller:
+    """Fetches replies; one that breaks the grid does not keep the others back."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.broken: set[str] = set()  # ids whose replies cannot be fetched, while others can
+
+    def pull(self, message_ids: Collection[str]) -> list[Message]:
+        wanted = set(message_ids) - self.broken
+        if not wanted:
+            return []
+        try:
+            return list(self.grid.pull_messages(wanted))
+        except Exception as error:
+            replies: list[Message] = []
+            broken = set()
+            for message_id in sorted(wanted):
+                try:
+                    replies += self.grid.pull_messages([message_id])
+                except Exception:
+                    broken.add(message_id)
+            if broken == wanted:  # not a matter of single replies
+                raise
+            self.broken |= broken
+            log.warning("\t%d replies cannot be fetched: %r", len(broken), error)
+            return replies

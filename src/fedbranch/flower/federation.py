@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedbranch.errors import FederationStalled, InvalidUpdate
 from fedbranch.flower.arrays import Layout, NamedArrays
 from fedbranch.flower.identity import Roster, identify
-from fedbranch.flower.replies import Reported, arrays_in, reported_in
+from fedbranch.flower.replies import LONGEST_REASON, Reported, arrays_in, reported_in
 from fedbranch.messages import UpdateBatch
 from fedbranch.server import Server
 
@@ -22,7 +22,6 @@ __all__ = ["Answer", "Asked", "Federation", "Keys", "Received"]
 
 log = logging.getLogger("flwr.fedbranch")  # below Flower's own, so that it goes where that goes
 
-ROUNDS_UNTIL_AWAY = 10
 SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LOGS = 0.5, 10.0
 
 
@@ -126,9 +125,8 @@ class Federation:
     keys: Keys
     timeout_s: float
     roster: Roster = field(default_factory=Roster)
-    _last_seen: dict[str, int] = field(default_factory=dict)  # client id -> round
 
-    def gather(self, grid: Grid, this_round: int, num_needed: int) -> list[str]:
+    def gather(self, grid: Grid, num_needed: int) -> list[str]:
         """Wait for enough nodes, and give the ids of the clients that are there, sorted.
 
         Raises
@@ -138,7 +136,7 @@ class Federation:
         """
         began = last_log = time.monotonic()
         while True:
-            self.roster = identify(grid.get_nodes())
+            self.roster = identify(grid.get_nodes(), self.roster)
             num_there = len(self.roster.node_ids)
             if num_there >= num_needed:
                 break
@@ -147,7 +145,7 @@ class Federation:
                 raise FederationStalled(
                     f"{num_there} nodes are connected and {num_needed} are needed; nobody else "
                     f"came for {self.timeout_s:g} s. Start more nodes, or ask for fewer with "
-                    "min_available_nodes and min_train_nodes"
+                    "min_available_nodes, min_train_nodes and min_evaluate_nodes"
                 )
             if now - last_log > SECONDS_BETWEEN_LOGS:
                 log.info("\twaiting for nodes: %d of %d are connected", num_there, num_needed)
@@ -155,8 +153,17 @@ class Federation:
             time.sleep(min(SECONDS_BETWEEN_LOOKS, self.timeout_s))
         for client_id, reason in self.roster.refused.items():
             log.warning("\t%s is not asked: %s", client_id, reason)
-        self._mark_away(this_round)
         return sorted(self.roster.node_ids)
+
+    def wait_for_any(self, grid: Grid, client_ids: Collection[str], limit_s: float) -> list[str]:
+        """Wait for one of these clients to come, for a while; give those that are there."""
+        until = time.monotonic() + limit_s
+        while True:
+            self.roster = identify(grid.get_nodes(), self.roster)
+            present = sorted(set(client_ids) & self.roster.node_ids.keys())
+            if present or time.monotonic() >= until:
+                return present
+            time.sleep(min(SECONDS_BETWEEN_LOOKS, limit_s))
 
     def still_there(self, grid: Grid) -> set[int]:
         """Give the ids of nodes that have been connected without a break since the last look.
@@ -167,18 +174,6 @@ class Federation:
         return {
             node_id for node_id, since in self.roster.sessions.items() if now.get(node_id) == since
         }
-
-    def _mark_away(self, this_round: int) -> None:
-        """Let no split wait for clients that have not been there for many rounds."""
-        known = self.server.tree.client_ids
-        for client_id in known:
-            if client_id in self.roster.node_ids:
-                self._last_seen[client_id] = this_round
-        self.server.mark_away(
-            client_id
-            for client_id in known
-            if this_round - self._last_seen.setdefault(client_id, this_round) >= ROUNDS_UNTIL_AWAY
-        )
 
     def ask(
         self,
@@ -274,7 +269,6 @@ class Federation:
     ) -> Received:
         """Read replies as they come; of several from one client, the one to its latest message."""
         waiting = {one.id: one for one in asked}
-        answered: dict[str, int] = {}  # client id -> round of the message that it answered
         answers: dict[str, Answer] = {}
         refused: dict[str, str] = {}
         for reply in replies:
@@ -282,19 +276,21 @@ class Federation:
             if one is None:
                 log.warning("\tignored a reply to a message that nobody waits for")
                 continue
-            if answered.get(one.client_id, -1) > one.round:
+            earlier = answers.get(one.client_id)
+            if earlier is not None and earlier.asked.round > one.round:
                 continue
-            answered[one.client_id] = one.round
-            answers.pop(one.client_id, None)
-            refused.pop(one.client_id, None)
             try:
                 answers[one.client_id] = Answer(asked=one, reported=read(one, reply))
-            except InvalidUpdate as error:
-                refused[one.client_id] = str(error)
+                refused.pop(one.client_id, None)
             except Exception as error:  # objects from outside may fail in ways of their own
-                refused[one.client_id] = f"the reply cannot be read: {error!r}"
+                known = isinstance(error, InvalidUpdate)
+                reason = str(error) if known else f"the reply cannot be read: {error!r}"
+                if earlier is None:
+                    refused[one.client_id] = _shortened(reason)
         unanswered = [
-            one for one in waiting.values() if one.round > answered.get(one.client_id, -1)
+            one
+            for one in waiting.values()
+            if one.client_id not in answers or one.round > answers[one.client_id].asked.round
         ]
         return Received(answers, refused, [one for one in unanswered if not one.has_expired])
 
@@ -303,3 +299,7 @@ class Federation:
         if reply.metadata.src_node_id != asked.node_id:
             raise InvalidUpdate(f"answered by another node ({reply.metadata.src_node_id})")
         return reported
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."

@@ -11,6 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -50,6 +51,8 @@ class Roster:
         Client id -> why no node speaks for it.
     sessions
         Node id -> since when it has been connected without a break.
+    partitions
+        Node id -> its partition, in a simulation.
     names
         Client id -> what its node was called when it was registered, if anything. For people
         only: names need not be unique.
@@ -58,9 +61,11 @@ class Roster:
     node_ids: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)
+    partitions: dict[int, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=100_000)  # the same keys are asked about in every round
 def client_id_of_key(public_key: bytes) -> str:
     """Give the client id of the SuperNode with this public key, in PEM or as OpenSSH writes it.
 
@@ -83,10 +88,17 @@ def client_id_of_key(public_key: bytes) -> str:
     return f"key-{hashlib.sha256(der).hexdigest()[:FINGERPRINT_DIGITS]}"
 
 
-def identify(nodes: Iterable[NodeInfo]) -> Roster:
+def identify(nodes: Iterable[NodeInfo], before: Roster | None = None) -> Roster:
     """Find out which clients the nodes are.
 
     Two nodes with one key, or one node with two keys, are nobody: neither is asked.
+
+    Parameters
+    ----------
+    nodes
+        Those that are there now.
+    before
+        What was found out at the last look.
 
     Examples
     --------
@@ -95,13 +107,13 @@ def identify(nodes: Iterable[NodeInfo]) -> Roster:
     {'node-7': 7, 'node-8': 8}
     """
     listed = list(nodes)
-    with_key = [node for node in listed if node.public_key.lstrip().startswith(b"-----BEGIN")]
-    without = [node for node in listed if node not in with_key]
+    with_key = [node for node in listed if _has_key(node)]
+    partitions = dict(before.partitions) if before is not None else {}
+    named = list(_without_keys([n for n in listed if not _has_key(n)], partitions).items())
     claims: dict[str, set[int]] = defaultdict(set)  # client id -> nodes that say they are it
     claimed_by: dict[int, set[str]] = defaultdict(set)
     node_ids: dict[str, int] = {}
     refused: dict[str, str] = {}
-    named = list(_simulated(without).items())
     for node in with_key:
         try:
             named.append((client_id_of_key(node.public_key), node))
@@ -122,19 +134,26 @@ def identify(nodes: Iterable[NodeInfo]) -> Roster:
         node_ids,
         refused,
         sessions={node.node_id: node.last_activated_at for node in listed},
+        partitions=partitions,
         names={i: node.name for i, node in named if i in node_ids and node.name},
     )
 
 
-def _simulated(nodes: list[NodeInfo]) -> dict[str, NodeInfo]:
+def _has_key(node: NodeInfo) -> bool:
+    return node.public_key.lstrip().startswith(b"-----BEGIN")
+
+
+def _without_keys(nodes: list[NodeInfo], partitions: dict[int, int]) -> dict[str, NodeInfo]:
     """Name nodes without keys by their partition, or else by Flower's own id.
 
     The simulation engine registers its nodes in the order of their partitions, and gives them
-    random ids anew in every run.
+    random ids anew in every run. What is found out is added to the partitions, by node id, so
+    that nobody moves up when a node is gone.
     """
     times = {node.registered_at for node in nodes}
     are_simulated = all(len(node.public_key) == SIMULATED_KEY_BYTES for node in nodes)
     if not are_simulated or len(times) < len(nodes):
         return {f"node-{node.node_id}": node for node in nodes}
-    ordered = sorted(nodes, key=lambda node: node.registered_at)
-    return {f"partition-{number:04d}": node for number, node in enumerate(ordered)}
+    for node in sorted(nodes, key=lambda node: node.registered_at):
+        partitions.setdefault(node.node_id, len(partitions))
+    return {f"partition-{partitions[node.node_id]:04d}": node for node in nodes}

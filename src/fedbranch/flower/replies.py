@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,9 +12,19 @@ from flwr.app import MetricRecordValues as Metric
 
 from fedbranch.errors import InvalidUpdate
 
-__all__ = ["Reported", "arrays_in", "merged", "reported_in", "weighted_mean_of_metrics"]
+__all__ = [
+    "CLUSTER_METRIC",
+    "LONGEST_REASON",
+    "Reported",
+    "arrays_in",
+    "merged",
+    "reported_in",
+    "weighted_mean_of_metrics",
+]
 
 LONGEST_REASON = 300  # characters of a client's error that are worth keeping
+LONGEST_NAME = 100  # characters of a metric's name
+CLUSTER_METRIC = re.compile(r"leaf-\d+/")
 
 
 @dataclass(frozen=True)
@@ -24,20 +35,15 @@ class Reported:
     ----------
     num_examples
         The client's weight.
-    metrics
-        All numbers but the weight.
+    scalars
+        The metrics that are single numbers, without the weight.
     content
         The reply without its arrays, for a user's own aggregation.
     """
 
     num_examples: float
-    metrics: Mapping[str, Metric]
+    scalars: dict[str, float]
     content: RecordDict
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        """The metrics that are single numbers."""
-        return {n: float(v) for n, v in self.metrics.items() if not isinstance(v, list)}
 
     @property
     def finite_scalars(self) -> dict[str, float | None]:
@@ -55,8 +61,7 @@ def reported_in(reply: Message, weighted_by_key: str, max_examples: float) -> Re
     """
     if reply.has_error():
         reason = " ".join((reply.error.reason or "no reason given").split())
-        shown = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
-        raise InvalidUpdate(f"the client failed (error {reply.error.code}): {shown}")
+        raise InvalidUpdate(f"the client failed (error {reply.error.code}): {reason}")
     if not reply.has_content():
         raise InvalidUpdate("the reply is empty")
     content = reply.content
@@ -64,8 +69,10 @@ def reported_in(reply: Message, weighted_by_key: str, max_examples: float) -> Re
         record for record in content.metric_records.values() if weighted_by_key in record
     ]
     if len(with_weight) != 1:
+        there = sorted(name for record in content.metric_records.values() for name in record)
         raise InvalidUpdate(
-            f"the reply has {len(with_weight)} metric records with {weighted_by_key!r}; send one"
+            f"the reply has {len(with_weight)} metric records with {weighted_by_key!r} (the "
+            f"strategy's weighted_by_key); send one. Its metrics are {there[:10]}"
         )
     weight = with_weight[0][weighted_by_key]
     if isinstance(weight, list) or not 0 < weight <= max_examples:
@@ -73,16 +80,31 @@ def reported_in(reply: Message, weighted_by_key: str, max_examples: float) -> Re
             f"{weighted_by_key!r} is {str(weight)[:80]}; it must be a number above 0 and at most "
             f"{max_examples:g}"
         )
-    metrics = {
+    metrics = metrics_in(content, weighted_by_key)
+    for name in metrics:
+        if len(name) > LONGEST_NAME or CLUSTER_METRIC.match(name):
+            raise InvalidUpdate(
+                f"a metric is called {name[:LONGEST_NAME]!r}; call it something shorter that does "
+                "not look like a cluster's metric (leaf-3/...)"
+            )
+    try:
+        scalars = {n: float(v) for n, v in metrics.items() if not isinstance(v, list)}
+    except OverflowError:
+        raise InvalidUpdate("a metric is too large for a float") from None
+    without_arrays = RecordDict(
+        {n: record for n, record in content.items() if not isinstance(record, ArrayRecord)}
+    )
+    return Reported(float(weight), scalars, without_arrays)
+
+
+def metrics_in(content: RecordDict, weighted_by_key: str) -> dict[str, Metric]:
+    """Give all metrics of a reply but the weight; of two with one name the last."""
+    return {
         name: value
         for record in content.metric_records.values()
         for name, value in record.items()
         if name != weighted_by_key
     }
-    without_arrays = RecordDict(
-        {n: record for n, record in content.items() if not isinstance(record, ArrayRecord)}
-    )
-    return Reported(float(weight), metrics, without_arrays)
 
 
 def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:
@@ -103,24 +125,28 @@ def weighted_mean_of_metrics(contents: list[RecordDict], weighted_by_key: str) -
 
     Lists are averaged entry by entry; where their lengths differ, the metric is left out.
     """
-    columns: dict[str, list[tuple[float, list[float], bool]]] = {}
+    columns: dict[str, list[tuple[float, Metric]]] = {}
     for content in contents:
-        records = list(content.metric_records.values())
-        weight = next(float(r[weighted_by_key]) for r in records if weighted_by_key in r)  # type: ignore[arg-type]  # a list was refused before
-        for name, value in ((n, v) for r in records for n, v in r.items() if n != weighted_by_key):
-            numbers = [float(v) for v in value] if isinstance(value, list) else [float(value)]
-            if all(map(math.isfinite, numbers)):
-                columns.setdefault(name, []).append((weight, numbers, isinstance(value, list)))
+        records = content.metric_records.values()
+        weight = next(r[weighted_by_key] for r in records if weighted_by_key in r)
+        assert not isinstance(weight, list)
+        for name, value in metrics_in(content, weighted_by_key).items():
+            numbers = value if isinstance(value, list) else [value]
+            if all(math.isfinite(number) for number in numbers):
+                columns.setdefault(name, []).append((float(weight), value))
     means = MetricRecord()
     for name, column in columns.items():
-        weights = [weight for weight, _, _ in column]
-        if len({(len(numbers), is_list) for _, numbers, is_list in column}) > 1:
-            continue
-        mean = [
-            math.fsum(w * v for w, v in zip(weights, entries, strict=True)) / math.fsum(weights)
-            for entries in zip(*(numbers for _, numbers, _ in column), strict=True)
-        ]
-        means[name] = mean if column[0][2] else mean[0]
+        shapes = {len(value) if isinstance(value, list) else None for _, value in column}
+        if len(shapes) == 1:
+            total = math.fsum(weight for weight, _ in column)
+            # Shares first: a product of what clients claim could leave the range of floats.
+            shares = [weight / total for weight, _ in column]
+            rows = [value if isinstance(value, list) else [value] for _, value in column]
+            mean = [
+                math.fsum(share * number for share, number in zip(shares, entries, strict=True))
+                for entries in zip(*rows, strict=True)
+            ]
+            means[name] = mean[0] if shapes == {None} else mean
     return means
 
 

@@ -56,6 +56,11 @@ class ClusteredResult(Result):
 
     def arrays_of(self, client_id: str) -> ArrayRecord:
         """Give a client's model."""
+        if client_id not in self.tree:
+            known = {i: self.names[i] for i in self.tree.client_ids if i in self.names}
+            raise ValueError(
+                f"there is no client {client_id!r}; the clients are {known or self.tree.client_ids}"
+            )
         return self.arrays_at(self.tree.position(client_id))
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import MetricRecord
 
 from fedbranch.checkpoint import JSON, STATE_FILE, read_checkpoint, write_checkpoint
-from fedbranch.errors import UnusableRun
+from fedbranch.errors import DamagedFile
 from fedbranch.flower.arrays import Layout
 from fedbranch.runs import RunFolder
 
@@ -26,7 +26,7 @@ def open_run(path: Path, about: JSON, layout: Layout, *, resume: bool) -> tuple[
     path
         The folder.
     about
-        Everything that the decisions depend on. The number of rounds may grow.
+        What must be the same as it was, but for the number of rounds.
     layout
         Of the initial model given now. A run that goes on keeps the one that it began with:
         a server app that starts again may draw other initial numbers.
@@ -35,16 +35,35 @@ def open_run(path: Path, about: JSON, layout: Layout, *, resume: bool) -> tuple[
     -------
     tuple
         The folder and the layout with the initial model that holds.
+
+    Raises
+    ------
+    UnusableRun
+        If the run in the folder is another one.
+    DamagedFile
+        If something that the run needs is missing or was changed.
     """
     folder = RunFolder.open(path, about, resume=resume, may_differ={"rounds"})
-    folder.extend(about["rounds"])
-    initial_path = folder.path / "initial"
-    if not (initial_path / STATE_FILE).exists():
-        if folder.has_state:
-            raise UnusableRun(f"{path} cannot be resumed: its initial model is missing")
-        write_checkpoint(initial_path, "initial model", *layout.to_state())
-        return folder, layout
-    return folder, Layout.from_state(*read_checkpoint(initial_path, "initial model"))
+    try:
+        return folder, _initial(folder, layout, about)
+    except Exception:
+        folder.close()
+        raise
+
+
+def _initial(folder: RunFolder, layout: Layout, about: JSON) -> Layout:
+    """Read the initial model of a run, or write it if the run begins now."""
+    # A crash can come between the first line of the history and the first state.
+    if not folder.has_state and (folder.is_complete or len(folder.history()) > 1):
+        raise DamagedFile(f"{folder.path / 'state'} is missing, but rounds have been done")
+    path = folder.path / "initial"
+    if not folder.has_state and not (path / STATE_FILE).exists():
+        write_checkpoint(path, "initial model", *layout.to_state())
+        return layout
+    saved = Layout.from_state(*read_checkpoint(path, "initial model"))
+    if saved.describe() != about["model"]:
+        raise DamagedFile(f"{path} holds another model than the run")
+    return saved
 
 
 def metrics_to_json(metrics: MetricRecord) -> MetricsJSON:

@@ -6,6 +6,7 @@ It translates between Flower's messages and :class:`fedbranch.Server`, which dec
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -21,7 +22,7 @@ from fedbranch.errors import FederationStalled
 from fedbranch.flower.arrays import Layout
 from fedbranch.flower.exchange import exchange
 from fedbranch.flower.federation import Answer, Asked, Federation, Keys
-from fedbranch.flower.replies import merged, weighted_mean_of_metrics
+from fedbranch.flower.replies import CLUSTER_METRIC, merged, weighted_mean_of_metrics
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.saved import metrics_from_json, metrics_to_json, open_run
 from fedbranch.records import RoundRecord
@@ -33,6 +34,9 @@ from fedbranch.server import Server
 __all__ = ["ClusteredStrategy"]
 
 log = logging.getLogger("flwr.fedbranch")  # below Flower's own, so that it goes where that goes
+
+# A round in which nobody is left to ask would otherwise be over at once.
+SECONDS_TO_WAIT_FOR_OTHERS = 60.0
 
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
@@ -133,7 +137,9 @@ class ClusteredStrategy(Strategy):
         self.rule = rule
         self.seed = seed
         self.buffers = buffers
-        self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.checkpoint_dir = (
+            None if checkpoint_dir is None else Path(checkpoint_dir).expanduser().absolute()
+        )
         self.resume = resume
         self._running: _Running | None = None
         for name in ("fraction_train", "fraction_evaluate"):
@@ -205,47 +211,65 @@ class ClusteredStrategy(Strategy):
             If too few nodes are connected for as long as ``timeout``. What was trained
             before is in the run folder.
         """
+        if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
         log.info("Starting %s:", type(self).__name__)
         self.summary()
-        running = self._running = self._begin(initial_arrays, num_rounds, timeout)
-        result = running.result
         began = time.monotonic()
-        if running.server.round:
-            log.info("Going on after round %d", running.server.round)
-        if evaluate_fn is not None:
-            metrics = evaluate_fn(0, result.layout.record(result.layout.initial))
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[0] = metrics
-
-        for number in range(running.server.round + 1, num_rounds + 1):
-            log.info("[ROUND %d/%d]", number, num_rounds)
-            config = ConfigRecord() if train_config is None else train_config
-            messages = self.configure_train(number, result.arrays, config, grid)
-            replies = self._exchange(grid, messages, late=running.late)
-            arrays, train_metrics = self.aggregate_train(number, replies)
-            if arrays is not None:
-                result.arrays = arrays
-            if train_metrics is not None:
-                log.info("\ttrain: %s", _shown(train_metrics))
-                result.train_metrics_clientapp[number] = train_metrics
-
-            config = ConfigRecord() if evaluate_config is None else evaluate_config
-            messages = self.configure_evaluate(number, result.arrays, config, grid)
-            metrics = self.aggregate_evaluate(number, self._exchange(grid, messages))
-            if metrics is not None:
-                log.info("\tevaluate: %s", _shown(metrics))
-                result.evaluate_metrics_clientapp[number] = metrics
+        running = self._running = self._begin(initial_arrays, num_rounds, timeout)
+        try:
+            if running.server.round:
+                log.info("Going on after round %d", running.server.round)
             if evaluate_fn is not None:
-                metrics = self._evaluate_leaves(number, evaluate_fn)
+                metrics = evaluate_fn(0, running.result.layout.initial_record)
                 if metrics is not None:
-                    log.info("\tserver: %s", _shown(metrics))
-                    result.evaluate_metrics_serverapp[number] = metrics
-            self._close_round(number)
-        self._finish()
+                    running.result.evaluate_metrics_serverapp[0] = metrics
+            for number in range(running.server.round + 1, num_rounds + 1):
+                log.info("[ROUND %d/%d]", number, num_rounds)
+                self._play_round(
+                    number,
+                    grid,
+                    ConfigRecord() if train_config is None else train_config,
+                    ConfigRecord() if evaluate_config is None else evaluate_config,
+                    evaluate_fn,
+                )
+            self._finish()
+        finally:
+            if running.folder is not None:
+                running.folder.close()
         log.info("Finished in %.1f s", time.monotonic() - began)
-        for line in result.lines():
-            log.info("\t%s", line)
-        return result
+        _log_result(running.result)
+        return running.result
+
+    def _play_round(
+        self,
+        number: int,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
+        """Train, evaluate, and write down what came of it."""
+        running = self._started()
+        result, root = running.result, running.server.tree.root
+        messages = self.configure_train(number, result.arrays, train_config, grid)
+        replies = self._exchange(grid, messages, late=running.late)
+        _, metrics = self.aggregate_train(number, replies)
+        result.arrays = result.arrays_at(root.id)  # what the server has is what counts
+        if metrics is not None:
+            log.info("\ttrain: %s", _shown(metrics))
+            result.train_metrics_clientapp[number] = metrics
+
+        messages = self.configure_evaluate(number, result.arrays, evaluate_config, grid)
+        metrics = self.aggregate_evaluate(number, self._exchange(grid, messages))
+        if metrics is not None:
+            log.info("\tevaluate: %s", _shown(metrics))
+            result.evaluate_metrics_clientapp[number] = metrics
+        metrics = None if evaluate_fn is None else self._evaluate_leaves(number, evaluate_fn)
+        if metrics is not None:
+            log.info("\tserver: %s", _shown(metrics))
+            result.evaluate_metrics_serverapp[number] = metrics
+        self._close_round(number)
 
     def _begin(self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float) -> _Running:
         """Set up the server, or load it with everything that was before."""
@@ -265,10 +289,15 @@ class ClusteredStrategy(Strategy):
                 "clients": [],  # nobody knows them before they come
             }
             folder, layout = open_run(self.checkpoint_dir, about, layout, resume=self.resume)
-            if folder.has_state:
-                server = Server.load(folder.path / "state", rule=self.rule)
-            folder.truncate_history(server.round)
-            history, names = folder.history(), folder.names
+            try:
+                if folder.has_state:
+                    server = Server.load(folder.path / "state", rule=self.rule)
+                folder.set_rounds(max(num_rounds, server.round), num_done=server.round)
+                folder.truncate_history(server.round)
+                history, names = folder.history(), folder.names
+            except Exception:
+                folder.close()
+                raise
         result = ClusteredResult(tree=server.tree, layout=layout, history=history, names=names)
         result.arrays = result.arrays_at(server.tree.root.id)
         for entry in history:
@@ -322,13 +351,15 @@ class ClusteredStrategy(Strategy):
         running.asked = []
         if self.fraction_train > 0:
             server = running.server
-            present, num_asked = self._present(
-                grid, server_round, self.fraction_train, self.min_train_nodes
-            )
-            server.join(client_id for client_id in present if client_id not in server.tree)
+            present, num_asked = self._present(grid, self.fraction_train, self.min_train_nodes)
             seed = stream_seed(self.seed, server_round)
             drawn = draw_clients(present, num_asked, seed, first=server.awaited)
             tasks = server.plan(drawn)
+            if not tasks and server.awaited:
+                # A standing cluster has heard all that are there. Others may be on their way.
+                limit_s = min(running.federation.timeout_s, SECONDS_TO_WAIT_FOR_OTHERS)
+                late_comers = running.federation.wait_for_any(grid, server.awaited, limit_s)
+                tasks = server.plan(late_comers)
             # Twice the time: a late reply is of use if its cluster stands still meanwhile.
             ttl_s = 2 * running.federation.timeout_s
             running.asked = running.federation.ask(
@@ -353,13 +384,19 @@ class ClusteredStrategy(Strategy):
         asked = [*running.late, *running.asked]
         received, updates = running.federation.receive_updates(asked, replies)
         record = running.record = running.server.step(updates)
-        running.late = received.unanswered
+        running.late = [one for one in received.unanswered if self._may_be_used(one)]
         _log_record(record)
         used = [received.answers[client_id] for client_id in record.metrics]
         return (
             running.result.arrays_at(running.server.tree.root.id),
             self._aggregated(used, self.train_metrics_aggr_fn),
         )
+
+    def _may_be_used(self, late: Asked) -> bool:
+        """Whether an answer would be of use, or at least worth to be refused with a reason."""
+        server = self._started().server
+        position = server.tree[server.tree.position(late.client_id)]
+        return late.base == position.base or late.round > server.round - 2
 
     def configure_evaluate(
         self,
@@ -374,14 +411,13 @@ class ClusteredStrategy(Strategy):
         if self.fraction_evaluate > 0:
             try:
                 present, num_asked = self._present(
-                    grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes
+                    grid, self.fraction_evaluate, self.min_evaluate_nodes
                 )
             except FederationStalled as error:  # what was trained in this round is not to be lost
                 log.warning("\tnot evaluated: %s", error)
                 return []
-            known = [client_id for client_id in present if client_id in running.server.tree]
             running.asked = running.federation.ask(
-                draw_clients(known, num_asked, stream_seed(self.seed, server_round, "evaluate")),
+                draw_clients(present, num_asked, stream_seed(self.seed, server_round, "evaluate")),
                 server_round,
                 config,
                 message_type=MessageType.EVALUATE,
@@ -406,15 +442,15 @@ class ClusteredStrategy(Strategy):
         running.evaluation = {i: answer.reported.finite_scalars for i, answer in answers.items()}
         return self._aggregated(list(answers.values()), self.evaluate_metrics_aggr_fn)
 
-    def _present(
-        self, grid: Grid, server_round: int, fraction: float, at_least: int
-    ) -> tuple[list[str], int]:
+    def _present(self, grid: Grid, fraction: float, at_least: int) -> tuple[list[str], int]:
         """Wait until there are enough nodes; give their clients, and how many to ask."""
         running = self._started()
-        num_needed = max(self.min_available_nodes, at_least, 1)
-        present = running.federation.gather(grid, server_round, num_needed)
-        running.result.node_ids.update(running.federation.roster.node_ids)
-        running.result.names.update(running.federation.roster.names)
+        server, federation = running.server, running.federation
+        present = federation.gather(grid, max(self.min_available_nodes, at_least, 1))
+        server.join(client_id for client_id in present if client_id not in server.tree)
+        server.mark_present(present)
+        running.result.node_ids.update(federation.roster.node_ids)
+        running.result.names.update(federation.roster.names)
         return present, max(int(len(present) * fraction), at_least)
 
     def _aggregated(
@@ -482,7 +518,7 @@ class ClusteredStrategy(Strategy):
     def _finish(self) -> None:
         """Mark the run folder as complete."""
         running = self._started()
-        if running.folder is not None and not running.folder.is_complete:
+        if running.folder is not None:
             evaluation = running.folder.final_evaluation()
             running.folder.finish(
                 {
@@ -504,8 +540,12 @@ def _by_stage(result: ClusteredResult) -> dict[str, dict[int, MetricRecord]]:
 
 def _shown(metrics: MetricRecord) -> str:
     """Give the metrics that are single numbers, for a log."""
+    leaves = {name.split("/")[0] for name in metrics if CLUSTER_METRIC.match(name)}
     return ", ".join(
-        f"{name} {value:.4g}" for name, value in metrics.items() if not isinstance(value, list)
+        f"{name} {value:.4g}"
+        for name, value in metrics.items()
+        if not isinstance(value, list)
+        and (len(leaves) > 1 or not CLUSTER_METRIC.match(name))  # one leaf is all there is
     )
 
 
@@ -517,5 +557,32 @@ def _log_record(record: RoundRecord) -> None:
     for move in record.routed:
         log.info("\t%s goes from node %d to %d", move.client_id, move.from_node, move.to_node)
     for decision in record.decisions:
-        level = logging.INFO if decision.verdict != "train" else logging.DEBUG
-        log.log(level, "\tnode %d: %s: %s", decision.node_id, decision.verdict, decision.reason)
+        norms = {
+            word: decision.measurements[name]
+            for word, name in [("mean", "mean_norm"), ("longest", "max_norm")]
+            if name in decision.measurements
+        }
+        measured = ", ".join(f"{word} {norm:.3g}" for word, norm in norms.items())
+        log.info(
+            "\tnode %d: %s: %s; %s", decision.node_id, decision.verdict, measured, decision.reason
+        )
+
+
+def _log_result(result: ClusteredResult) -> None:
+    """Say what came of it all, and what a user of FedAvg would not expect."""
+    for line in result.lines():
+        log.info("\t%s", line)
+    if not any(entry.record.metrics for entry in result.history):
+        reasons = {r for entry in result.history[-1:] for r in entry.record.refused.values()}
+        log.error(
+            "\tNo client's update was ever used: the model is the initial one. %s",
+            " / ".join(sorted(reasons)[:3]),
+        )
+    elif len(result.clusters) > 1:
+        log.warning(
+            "\tresult.arrays is the model at the root, as it was before the first split. A "
+            "client's own is result.arrays_of(client_id), a cluster's result.arrays_at(leaf)"
+        )
+    else:
+        decisions = [d for entry in result.history[-1:] for d in entry.record.decisions]
+        log.info("\tNothing was split: %s", "; ".join(d.reason for d in decisions))

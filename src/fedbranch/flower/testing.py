@@ -76,6 +76,8 @@ class FakeGrid(Grid):
     ----------
     sent
         All messages pushed so far.
+    errors
+        What the client app raised; the strategy only sees a reply that says so.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class FakeGrid(Grid):
         self.run_config = run_config or {}
         self.on_reply = on_reply
         self.sent: list[Message] = []
+        self.errors: list[Exception] = []
         self._contexts: dict[int, Context] = {}
         self._replies: list[Message] = []
         self._numbers = itertools.count(1)
@@ -167,6 +170,7 @@ class FakeGrid(Grid):
         try:
             return self.client_app(copy.deepcopy(message), context)
         except Exception as error:
+            self.errors.append(error)
             reason = f"{type(error)}:<'{error}'>"
             return Message(Error(code=2, reason=reason), reply_to=message)
 

@@ -29,7 +29,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print everything there is to see about a run."""
     console.print(_cluster_tree(comparison))
     if any(comparison.final.values()):
-        console.print(f"{comparison.metric} on held-out data, mean over clients")
+        evaluated = comparison.final[comparison.run.method]
+        which = (
+            "clients"
+            if len(evaluated) == len(comparison.tree.client_ids)
+            else f"the {len(evaluated)} clients that were evaluated last"
+        )
+        console.print(f"{comparison.metric} on held-out data, mean over {which}")
         console.print(_table(comparison))
     else:
         console.print("Nothing was evaluated on held-out data.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -199,43 +200,45 @@ def simulate(
         num_workers=num_workers,
     )
     log.info("engine: %s (%s)", population.engine_choice.name, population.engine_choice.reason)
-    server = Server(
-        population.initial.params.numel(),
-        num_buffers=population.initial.buffers.numel(),
-        rule=rule,
-        weighting=weighting,
-        compare="signal" if training.send_gradient else "update",
-        aggregate=aggregate,
-    )
-    home = start(server) if start is not None else {}
-    run_folder: RunFolder | None = None
-    history: list[Round] = []
-    if folder is not None:
-        description: JSON = {
-            "method": method,
-            "rounds": rounds,
-            "participation": participation,
-            "weighting": weighting,
-            "evaluate_every": evaluate_every,
-            "rule": rule_to_state(rule),
-            "engine": population.engine_choice.name,
-            "engine_reason": population.engine_choice.reason,
-            "about": about,
-            **population.describe(),
-        }
-        # That the engine was chosen before is another reason.
-        run_folder = RunFolder.open(
-            folder, description, resume=resume, may_differ={"engine_reason"}
+    with ExitStack() as at_the_end:
+        at_the_end.callback(population.close)
+        server = Server(
+            population.initial.params.numel(),
+            num_buffers=population.initial.buffers.numel(),
+            rule=rule,
+            weighting=weighting,
+            compare="signal" if training.send_gradient else "update",
+            aggregate=aggregate,
         )
-        if run_folder.has_state:
-            server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
-        run_folder.truncate_history(server.round)
-        history = run_folder.history()
-    for entry in history:
-        if on_round is not None:
-            on_round(entry)
+        home = start(server) if start is not None else {}
+        run_folder: RunFolder | None = None
+        history: list[Round] = []
+        if folder is not None:
+            description: JSON = {
+                "method": method,
+                "rounds": rounds,
+                "participation": participation,
+                "weighting": weighting,
+                "evaluate_every": evaluate_every,
+                "rule": rule_to_state(rule),
+                "engine": population.engine_choice.name,
+                "engine_reason": population.engine_choice.reason,
+                "about": about,
+                **population.describe(),
+            }
+            # That the engine was chosen before is another reason.
+            run_folder = RunFolder.open(
+                folder, description, resume=resume, may_differ={"engine_reason"}
+            )
+            at_the_end.callback(run_folder.close)
+            if run_folder.has_state:
+                server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
+            run_folder.truncate_history(server.round)
+            history = run_folder.history()
+        for entry in history:
+            if on_round is not None:
+                on_round(entry)
 
-    try:
         while server.round < rounds:
             number = server.round + 1
             asked = population.gather(server, number, participation=participation, home=home)
@@ -256,19 +259,17 @@ def simulate(
                     run_folder.save_server(server)
             if on_round is not None:
                 on_round(entry)
-    finally:
-        population.close()
 
-    run = Run(server, history, None if run_folder is None else run_folder.path, population)
-    if run_folder is not None:
-        run_folder.finish(
-            {
-                "rounds": rounds,
-                "clusters": {str(leaf): ids for leaf, ids in run.clusters.items()},
-                "mean": run.overall_mean,
-            }
-        )
-    return run
+        run = Run(server, history, None if run_folder is None else run_folder.path, population)
+        if run_folder is not None:
+            run_folder.finish(
+                {
+                    "rounds": rounds,
+                    "clusters": {str(leaf): ids for leaf, ids in run.clusters.items()},
+                    "mean": run.overall_mean,
+                }
+            )
+        return run
 
 
 def _engine_of(folder: str | Path | None, asked: EngineName) -> EngineName:
