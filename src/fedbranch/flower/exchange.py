@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-__all__ = ["exchange"]
+from fedbranch.flower.logs import log
 
-log = logging.getLogger("flwr.fedbranch")
+__all__ = ["exchange"]
 
 # Wait a twentieth of the time waited so far: late by 5 % at most, and few questions.
 PATIENCE = 0.05

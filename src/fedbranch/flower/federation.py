@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +13,12 @@ from flwr.serverapp import Grid
 from fedbranch.errors import FederationStalled, InvalidUpdate
 from fedbranch.flower.arrays import Layout, NamedArrays
 from fedbranch.flower.identity import Roster, identify
+from fedbranch.flower.logs import log
 from fedbranch.flower.replies import LONGEST_REASON, Reported, arrays_in, reported_in
 from fedbranch.messages import UpdateBatch
 from fedbranch.server import Server
 
 __all__ = ["Answer", "Asked", "Federation", "Keys", "Received"]
-
-log = logging.getLogger("flwr.fedbranch")  # below Flower's own, so that it goes where that goes
 
 SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LOGS = 0.5, 10.0
 

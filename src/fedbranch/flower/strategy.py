@@ -5,7 +5,6 @@ It translates between Flower's messages and :class:`fedbranch.Server`, which dec
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import defaultdict
@@ -22,7 +21,8 @@ from fedbranch.errors import FederationStalled
 from fedbranch.flower.arrays import Layout
 from fedbranch.flower.exchange import exchange
 from fedbranch.flower.federation import Answer, Asked, Federation, Keys
-from fedbranch.flower.replies import CLUSTER_METRIC, merged, weighted_mean_of_metrics
+from fedbranch.flower.logs import log, log_record, log_result, shown
+from fedbranch.flower.replies import merged, weighted_mean_of_metrics
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.saved import metrics_from_json, metrics_to_json, open_run
 from fedbranch.records import RoundRecord
@@ -32,8 +32,6 @@ from fedbranch.seeds import draw_clients, stream_seed
 from fedbranch.server import Server
 
 __all__ = ["ClusteredStrategy"]
-
-log = logging.getLogger("flwr.fedbranch")  # below Flower's own, so that it goes where that goes
 
 # A round in which nobody is left to ask would otherwise be over at once.
 SECONDS_TO_WAIT_FOR_OTHERS = 60.0
@@ -238,7 +236,7 @@ class ClusteredStrategy(Strategy):
             if running.folder is not None:
                 running.folder.close()
         log.info("Finished in %.1f s", time.monotonic() - began)
-        _log_result(running.result)
+        log_result(running.result)
         return running.result
 
     def _play_round(
@@ -257,17 +255,17 @@ class ClusteredStrategy(Strategy):
         _, metrics = self.aggregate_train(number, replies)
         result.arrays = result.arrays_at(root.id)  # what the server has is what counts
         if metrics is not None:
-            log.info("\ttrain: %s", _shown(metrics))
+            log.info("\ttrain: %s", shown(metrics))
             result.train_metrics_clientapp[number] = metrics
 
         messages = self.configure_evaluate(number, result.arrays, evaluate_config, grid)
         metrics = self.aggregate_evaluate(number, self._exchange(grid, messages))
         if metrics is not None:
-            log.info("\tevaluate: %s", _shown(metrics))
+            log.info("\tevaluate: %s", shown(metrics))
             result.evaluate_metrics_clientapp[number] = metrics
         metrics = None if evaluate_fn is None else self._evaluate_leaves(number, evaluate_fn)
         if metrics is not None:
-            log.info("\tserver: %s", _shown(metrics))
+            log.info("\tserver: %s", shown(metrics))
             result.evaluate_metrics_serverapp[number] = metrics
         self._close_round(number)
 
@@ -385,7 +383,7 @@ class ClusteredStrategy(Strategy):
         received, updates = running.federation.receive_updates(asked, replies)
         record = running.record = running.server.step(updates)
         running.late = [one for one in received.unanswered if self._may_be_used(one)]
-        _log_record(record)
+        log_record(record)
         used = [received.answers[client_id] for client_id in record.metrics]
         return (
             running.result.arrays_at(running.server.tree.root.id),
@@ -536,53 +534,3 @@ def _by_stage(result: ClusteredResult) -> dict[str, dict[int, MetricRecord]]:
         "evaluate": result.evaluate_metrics_clientapp,
         "server": result.evaluate_metrics_serverapp,
     }
-
-
-def _shown(metrics: MetricRecord) -> str:
-    """Give the metrics that are single numbers, for a log."""
-    leaves = {name.split("/")[0] for name in metrics if CLUSTER_METRIC.match(name)}
-    return ", ".join(
-        f"{name} {value:.4g}"
-        for name, value in metrics.items()
-        if not isinstance(value, list)
-        and (len(leaves) > 1 or not CLUSTER_METRIC.match(name))  # one leaf is all there is
-    )
-
-
-def _log_record(record: RoundRecord) -> None:
-    """Say what happened, and why."""
-    log.info("\ttrain: %d updates used, %d refused", len(record.metrics), len(record.refused))
-    for client_id, reason in record.refused.items():
-        log.warning("\t%s is left out: %s", client_id, reason)
-    for move in record.routed:
-        log.info("\t%s goes from node %d to %d", move.client_id, move.from_node, move.to_node)
-    for decision in record.decisions:
-        norms = {
-            word: decision.measurements[name]
-            for word, name in [("mean", "mean_norm"), ("longest", "max_norm")]
-            if name in decision.measurements
-        }
-        measured = ", ".join(f"{word} {norm:.3g}" for word, norm in norms.items())
-        log.info(
-            "\tnode %d: %s: %s; %s", decision.node_id, decision.verdict, measured, decision.reason
-        )
-
-
-def _log_result(result: ClusteredResult) -> None:
-    """Say what came of it all, and what a user of FedAvg would not expect."""
-    for line in result.lines():
-        log.info("\t%s", line)
-    if not any(entry.record.metrics for entry in result.history):
-        reasons = {r for entry in result.history[-1:] for r in entry.record.refused.values()}
-        log.error(
-            "\tNo client's update was ever used: the model is the initial one. %s",
-            " / ".join(sorted(reasons)[:3]),
-        )
-    elif len(result.clusters) > 1:
-        log.warning(
-            "\tresult.arrays is the model at the root, as it was before the first split. A "
-            "client's own is result.arrays_of(client_id), a cluster's result.arrays_at(leaf)"
-        )
-    else:
-        decisions = [d for entry in result.history[-1:] for d in entry.record.decisions]
-        log.info("\tNothing was split: %s", "; ".join(d.reason for d in decisions))
