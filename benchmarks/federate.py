@@ -37,7 +37,7 @@ from fedbranch.flower import ClusteredStrategy
 NUM_NODES, NUM_GROUPS = 20, 4
 MOST = 1.10  # times FedAvg's time
 HIDDEN = {"F1": 32, "F2": 14_000}  # 2,410 and 1,050,010 parameters
-ROUNDS = {"F1": 30, "F2": 8}
+ROUNDS = {"F1": 30, "F2": 12}
 RULE = fb.Thresholds(eps_mean=0.4, eps_max=0.8, gamma_max=0.5, min_cluster_size=2)
 
 client_app = ClientApp()

@@ -183,7 +183,12 @@ class Layout:
             start = 0
             for name, array in self._parts(are_buffers=are_buffers):
                 end = start + _num_real(array)
-                _write_step(_real(sent[name]), _real(received[name]), vector[start:end])
+                before, after = _real(sent[name]), _real(received[name])
+                _write_step(before, after, vector[start:end])
+                if are_buffers and before.dtype.kind == "f":
+                    # A mask of infinities that stays has moved by 0, not by infinity - infinity.
+                    stays = (after == before) | (np.isnan(after) & np.isnan(before))
+                    vector[start:end][stays] = 0
                 start = end
 
     # Files
@@ -271,6 +276,3 @@ def _write_step(before: NDArray[Any], after: NDArray[Any], step: Vector) -> None
     wide = np.result_type(before.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         np.subtract(after, before, out=step, dtype=wide, casting="same_kind")
-    # A mask of infinities that did not change has moved by 0, not by infinity - infinity.
-    if not np.isfinite(before).all():
-        step[(after == before) | (np.isnan(after) & np.isnan(before))] = 0
