@@ -160,6 +160,25 @@ def test_nan_in_a_parameter_is_an_error_whatever_the_buffers_are():
         Layout.of(record(w=np.float32([np.nan]), b=np.float32([1])), buffers=["b"])
 
 
+def test_columns_first_is_read_as_well(layout):
+    sent = layout.arrays_at(*zeros(layout))
+    weight = np.asfortranarray(sent["a.weight"] + np.float32([[1, 2, 3], [4, 5, 6]]))
+
+    params, _ = steps(layout, sent, record(**{**sent, "a.weight": weight}))
+
+    np.testing.assert_array_equal(params[:6], [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x"])
+def test_bytes_that_are_missing_or_too_many_are_refused(layout, change):
+    sent = layout.arrays_at(*zeros(layout))
+    reply = dict(record(**sent).items())
+    reply["a.weight"] = Array("float32", (2, 3), "numpy.ndarray", change(reply["a.weight"].data))
+
+    with pytest.raises(InvalidUpdate, match="it needs 24"):
+        steps(layout, sent, ArrayRecord(reply))
+
+
 def test_a_bad_reply_writes_nothing(layout):
     sent = layout.arrays_at(*zeros(layout))
     reply = {**sent, "a.weight": sent["a.weight"] + 1, "scalar": np.zeros(7, np.float32)}
@@ -184,7 +203,9 @@ def test_a_header_that_promises_too_much_costs_no_memory(layout):
     assert lie != reply["a.weight"].data
     reply["a.weight"] = Array("float32", (2, 3), "numpy.ndarray", lie)
 
-    with pytest.raises(InvalidUpdate, match=r"'a\.weight' cannot be read"):
+    with pytest.raises(
+        InvalidUpdate, match=r"'a\.weight' has dtype float32 and shape \(2000000000000"
+    ):
         steps(layout, sent, ArrayRecord(reply))
 
 

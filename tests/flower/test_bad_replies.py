@@ -88,7 +88,7 @@ BAD_CONTENTS = {
         "has dtype int32",
     ),
     "not an array": (corrupt, "cannot be read"),
-    "another serialisation": (of_another_kind, "cannot be read"),
+    "another serialisation": (of_another_kind, "is serialised as 'pickle'"),
     "no arrays": (
         lambda r: RecordDict({"metrics": r.content["metrics"]}),
         "0 array records",

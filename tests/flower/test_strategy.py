@@ -428,6 +428,21 @@ def test_a_readable_late_reply_counts_if_the_newer_one_is_bad():
     assert not result.history[1].record.refused
 
 
+def test_what_somebody_holds_on_to_is_not_written_over():
+    kept = []
+
+    class Keeping:
+        def examine(self, evidence):
+            kept.append((evidence.updates, evidence.updates.copy()))
+            return fb.NeverSplit().examine(evidence)
+
+    start(make_grid(), num_rounds=4, rule=Keeping())
+
+    assert len(kept) == 4
+    for updates, copied in kept:
+        np.testing.assert_array_equal(updates, copied)
+
+
 def test_messages_that_nobody_answers_are_not_kept_for_ever():
     silent = FakeNode.simulated(0, 6).node_id
     grid = make_grid(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedbranch.errors import FederationStalled, InvalidUpdate
 from fedbranch.flower.arrays import Layout, NamedArrays
@@ -123,6 +125,7 @@ class Federation:
     keys: Keys
     timeout_s: float
     roster: Roster = field(default_factory=Roster)
+    _memory: NDArray[np.float32] | None = None
 
     def gather(self, grid: Grid, num_needed: int) -> list[str]:
         """Wait for enough nodes, and give the ids of the clients that are there, sorted.
@@ -234,7 +237,7 @@ class Federation:
             one.client_id for one in sorted(asked, key=lambda one: (one.position, one.client_id))
         )
         rows = {client_id: row for row, client_id in enumerate(clients)}
-        vectors = np.zeros((len(rows), self.layout.num_params), dtype=np.float32)
+        vectors = self._matrix(len(rows))
         buffers = np.zeros((len(rows), self.layout.num_buffers), dtype=np.float32)
 
         def read(one: Asked, reply: Message) -> Reported:
@@ -258,6 +261,20 @@ class Federation:
             refused={**self.roster.refused, **refused, **received.refused},
         )
         return received, batch
+
+    def _matrix(self, num_rows: int) -> NDArray[np.float32]:
+        """Give memory for updates: that of the last round, unless somebody holds on to it.
+
+        New memory of that size costs more than what is written into it. Every view of an array
+        is a reference to it; two are ours, the attribute and the one that is counted with.
+        """
+        if (
+            self._memory is None
+            or len(self._memory) < num_rows
+            or sys.getrefcount(self._memory) > 2
+        ):
+            self._memory = np.zeros((num_rows, self.layout.num_params), dtype=np.float32)
+        return self._memory[:num_rows]
 
     def _receive(
         self,
