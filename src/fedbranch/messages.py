@@ -21,9 +21,12 @@ __all__ = [
     "Expected",
     "Reply",
     "Task",
+    "Trial",
+    "TrialRows",
     "Update",
     "UpdateBatch",
     "check_batch",
+    "check_losses",
     "check_update",
     "checked_ids",
     "replies_from_state",
@@ -33,6 +36,8 @@ __all__ = [
 
 # No sane update comes near this; sums of such numbers would leave float32.
 LARGEST_ENTRY = 1e30
+
+TrialRows = Literal["held-out", "first half", "second half"]
 
 _NOT_FINITE = "contains NaN or infinity; lower the learning rate"
 _TOO_LARGE = f"has entries beyond {LARGEST_ENTRY:g}; training diverged"
@@ -53,6 +58,11 @@ class Task:
         Names these parameters; comes back with the :class:`Update`.
     purpose
         ``"train"`` if the update will be averaged, ``"route"`` if it decides on a child.
+    halves
+        If not None, the client is asked to train twice from these parameters, on two random
+        halves of its data, and to send the mean of the two updates and half their difference.
+        The number names the halves: the same number, the same halves. Who cannot do that
+        trains as usual.
     """
 
     node_id: int
@@ -60,6 +70,28 @@ class Task:
     buffers: Vector
     base: str
     purpose: Literal["train", "route"]
+    halves: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trial:
+    """A model that a client is asked to measure its loss under, without training.
+
+    Attributes
+    ----------
+    params, buffers
+        Displacements from the initial model.
+    on
+        Which of the client's examples: those it holds out from training, or one of the halves
+        that it trained on.
+    halves
+        Which halves, as in :class:`Task`; None for held-out examples.
+    """
+
+    params: Vector
+    buffers: Vector
+    on: TrialRows = "held-out"
+    halves: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +114,10 @@ class Update:
     signal
         Shape (num_params,): what to compare instead of ``vector``, for a server with
         ``compare="signal"``, for example the negative full-batch gradient.
+    half_difference
+        Shape (num_params,): with a and b the updates (or signals) from the two halves of the
+        client's data that the task asked for, (a - b) / 2; ``vector`` (or ``signal``) is then
+        (a + b) / 2.
     """
 
     vector: Array
@@ -90,6 +126,7 @@ class Update:
     buffers: Array | None = None
     base: str | None = None
     signal: Array | None = None
+    half_difference: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,8 +140,9 @@ class UpdateBatch:
     ----------
     client_ids
         Who replies, each once.
-    vectors, buffers, signals
-        Shape (num_clients, length): as in :class:`Update`, all of one library and device.
+    vectors, buffers, signals, half_differences
+        Shape (num_clients, length): as in :class:`Update`, all of one library and device. A
+        client without a half difference has a row of zeros.
     num_examples, metrics, bases
         One for each client, as in :class:`Update`.
     refused
@@ -118,11 +156,20 @@ class UpdateBatch:
     metrics: Sequence[Mapping[str, float]]
     buffers: Array | None = None
     signals: Array | None = None
+    half_differences: Array | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_ids(self.client_ids)
-        for name in ("vectors", "num_examples", "bases", "metrics", "buffers", "signals"):
+        for name in (
+            "vectors",
+            "num_examples",
+            "bases",
+            "metrics",
+            "buffers",
+            "signals",
+            "half_differences",
+        ):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.client_ids):
                 raise ValueError(
@@ -141,6 +188,7 @@ class Rows:
     vector: Array
     compared: Array
     buffers: Array
+    half_difference: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,6 +199,7 @@ class Reply:
     row: int
     weight: float
     metrics: Mapping[str, float | None]
+    has_halves: bool = False  # whether its row of half differences is one
 
     @property
     def compared(self) -> Vector:
@@ -158,7 +207,7 @@ class Reply:
         return np.array(to_numpy(self.rows.compared[self.row]), dtype=np.float32)
 
 
-Column = Literal["vector", "compared", "buffers"]
+Column = Literal["vector", "compared", "buffers", "half_difference"]
 
 
 def stacked(replies: Sequence[Reply], column: Column) -> Array:
@@ -229,13 +278,18 @@ def check_update(update: Update, expected: Expected) -> Reply:
         raise InvalidUpdate(f"the reply lacks the {expected.num_buffers} buffers")
     else:
         buffers = np.zeros(0, dtype=np.float32)
+    half = None
+    if update.half_difference is not None:
+        half = _checked_vector(update.half_difference, expected.num_params, "half difference")
     matrix = vector[None, :]
     rows = Rows(
         vector=matrix,
         compared=compared[None, :] if expected.compares_signal else matrix,
         buffers=buffers[None, :],
+        half_difference=None if half is None else half[None, :],
     )
-    return _reply(rows, 0, update.num_examples, update.metrics, expected.max_examples)
+    has_halves = half is not None and bool(half.any())
+    return _reply(rows, 0, update.num_examples, update.metrics, expected.max_examples, has_halves)
 
 
 def check_batch(
@@ -265,13 +319,24 @@ def check_batch(
         if batch.signals is None:
             raise ValueError("the batch carries no signals, which this server compares")
         columns["signal"] = (batch.signals, expected.num_params)
+    if batch.half_differences is not None:
+        columns["half difference"] = (batch.half_differences, expected.num_params)
     problems: dict[int, str] = {}  # row -> why it cannot be used
     for name, (column, length) in columns.items():
         _check_column(name, column, (len(batch), length))
         if length:
             problems = _column_problems(name, column) | problems
     compared = columns["signal"][0] if expected.compares_signal else batch.vectors
-    rows = Rows(vector=batch.vectors, compared=compared, buffers=buffers)
+    rows = Rows(
+        vector=batch.vectors,
+        compared=compared,
+        buffers=buffers,
+        half_difference=batch.half_differences,
+    )
+    has_halves = [False] * len(batch)
+    if batch.half_differences is not None:
+        xp = array_namespace(batch.half_differences)
+        has_halves = to_numpy(xp.any(batch.half_differences != 0, axis=1)).tolist()
     usable: dict[str, tuple[str, Reply]] = {}
     refused = dict(batch.refused)
     for client_id, row in sorted(zip(batch.client_ids, range(len(batch)), strict=True)):
@@ -281,7 +346,12 @@ def check_batch(
             if row in problems:
                 raise InvalidUpdate(problems[row])
             reply = _reply(
-                rows, row, batch.num_examples[row], batch.metrics[row], expected.max_examples
+                rows,
+                row,
+                batch.num_examples[row],
+                batch.metrics[row],
+                expected.max_examples,
+                has_halves[row],
             )
             usable[client_id] = (batch.bases[row], reply)
         except InvalidUpdate as error:
@@ -303,7 +373,7 @@ def _column_problems(name: str, column: Array) -> dict[int, str]:
     largest = to_numpy(xp.maximum(xp.max(column, axis=1), -xp.min(column, axis=1)))
     found: dict[int, str] = {}
     for problem, is_so in [
-        (_IS_ZERO, (largest == 0) & (name != "buffers")),
+        (_IS_ZERO, (largest == 0) & (name not in ("buffers", "half difference"))),
         (_TOO_LARGE, largest > LARGEST_ENTRY),
         (_NOT_FINITE, ~np.isfinite(largest)),
     ]:
@@ -312,7 +382,12 @@ def _column_problems(name: str, column: Array) -> dict[int, str]:
 
 
 def _reply(
-    rows: Rows, row: int, num_examples: object, metrics: object, max_examples: float
+    rows: Rows,
+    row: int,
+    num_examples: object,
+    metrics: object,
+    max_examples: float,
+    has_halves: bool,
 ) -> Reply:
     """Check the numbers that come beside the vectors."""
     weight = _as_float(num_examples)
@@ -331,17 +406,40 @@ def _reply(
                 f"the metric {_shortened(name)} is {_shortened(value)}; send numbers by name"
             )
         checked[name] = number if math.isfinite(number) else None
-    return Reply(rows=rows, row=row, weight=weight, metrics=checked)
+    return Reply(rows=rows, row=row, weight=weight, metrics=checked, has_halves=has_halves)
+
+
+def check_losses(losses: object, num_trials: int) -> tuple[float, ...]:
+    """Check what a client measured under its trials.
+
+    Raises
+    ------
+    InvalidUpdate
+        If it is not one number for each trial. Numbers that are not finite are allowed: a
+        model may be that bad.
+    """
+    if not isinstance(losses, Sequence) or len(losses) != num_trials:
+        raise InvalidUpdate(f"the losses are {_shortened(losses)}; send {num_trials} numbers")
+    numbers_ = [_as_float(loss) for loss in losses]
+    checked = tuple(number for number in numbers_ if number is not None)
+    if len(checked) != num_trials:
+        raise InvalidUpdate(f"the losses are {_shortened(losses)}; send {num_trials} numbers")
+    return checked
 
 
 def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
     """Describe replies, by client id, as JSON and tensors with one row each."""
     ordered = dict(sorted(replies.items()))  # as the JSON object will have them
-    state = {i: {"weight": r.weight, "metrics": r.metrics} for i, r in ordered.items()}
+    state = {
+        i: {"weight": r.weight, "metrics": r.metrics, "has_halves": r.has_halves}
+        for i, r in ordered.items()
+    }
     if not ordered:
         return state, {}
-    columns: tuple[Column, ...] = ("vector", "compared", "buffers")
+    columns: list[Column] = ["vector", "compared", "buffers"]
     replied = list(ordered.values())
+    if all(reply.has_halves for reply in replied):
+        columns.append("half_difference")
     return state, {name: to_numpy(stacked(replied, name)) for name in columns}
 
 
@@ -354,9 +452,16 @@ def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
         vector=vector,
         compared=vector if np.array_equal(vector, compared) else compared,
         buffers=tensors["buffers"],
+        half_difference=tensors.get("half_difference"),
     )
     return {
-        client_id: Reply(rows=rows, row=row, weight=entry["weight"], metrics=entry["metrics"])
+        client_id: Reply(
+            rows=rows,
+            row=row,
+            weight=entry["weight"],
+            metrics=entry["metrics"],
+            has_halves=entry["has_halves"] and rows.half_difference is not None,
+        )
         for row, (client_id, entry) in enumerate(sorted(state.items()))
     }
 
