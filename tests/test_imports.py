@@ -16,7 +16,7 @@ MAY_SEE = {
     "checkpoint": {"errors"},
     "tree": {"checkpoint", "core", "errors"},
     "messages": {"checkpoint", "core", "errors", "tree"},
-    "rules": {"checkpoint", "core", "errors"},
+    "rules": {"checkpoint", "core", "errors", "rules"},
     "records": {"checkpoint", "rules"},
     "examination": {"core", "messages", "rules", "tree"},
     "server": {

@@ -792,7 +792,7 @@ class Federation(RuleBasedStateMachine):
 
     @invariant()
     def only_leaves_collect_and_only_members_are_collected(self):
-        for node_id, replies in self.server._collected.items():
+        for node_id, replies in ((n, c.replies) for n, c in self.server._cases.items()):
             assert self.server.tree[node_id].is_leaf
             assert set(replies) <= set(self.server.tree.members(node_id))
 

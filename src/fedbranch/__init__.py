@@ -27,9 +27,9 @@ from fedbranch.errors import (
     InvalidUpdate,
     UnusableRun,
 )
-from fedbranch.messages import Task, Update, UpdateBatch
+from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.records import RoundRecord, Routing
-from fedbranch.rules import Decision, Evidence, NeverSplit, Rule, Thresholds
+from fedbranch.rules import AutoRule, Decision, Evidence, NeverSplit, Review, Rule, Thresholds
 from fedbranch.runs import Round, RunFolder
 from fedbranch.server import Server
 from fedbranch.tree import Descent, Node, ParameterTree
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoRule",
     "Bipartition",
     "ClientData",
     "ClientFailed",
@@ -57,6 +58,7 @@ __all__ = [
     "NeverSplit",
     "Node",
     "ParameterTree",
+    "Review",
     "Round",
     "RoundRecord",
     "Routing",
@@ -66,6 +68,7 @@ __all__ = [
     "Server",
     "Task",
     "Thresholds",
+    "Trial",
     "UnusableRun",
     "Update",
     "UpdateBatch",

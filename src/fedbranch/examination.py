@@ -1,26 +1,128 @@
-"""A cluster is examined: from the replies collected at its parameters to what is to happen.
+"""A cluster is examined: from what was collected at its parameters to what is to happen.
 
-Nothing is changed here, so a rule or an aggregate that fails leaves the server as it was.
+Examining changes nothing, so a rule or an aggregate that fails leaves the server as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from fedbranch.core.geometry import Array, to_numpy
-from fedbranch.messages import Reply, stacked
-from fedbranch.rules import Decision, Evidence, Rule, Verdict
-from fedbranch.tree import Node, Vector
+from fedbranch.checkpoint import JSON, Tensors
+from fedbranch.core.geometry import Array, norms, to_numpy
+from fedbranch.messages import (
+    Reply,
+    Trial,
+    TrialRows,
+    replies_from_state,
+    replies_to_state,
+    stacked,
+)
+from fedbranch.rules import Asks, Decision, Evidence, Groups, PastRound, Rule, Verdict
+from fedbranch.tree import Node, Vector, read_only
 
-__all__ = ["Aggregate", "Outcome", "Weighting", "examine"]
+__all__ = ["Aggregate", "Case", "Outcome", "Weighting", "examine", "proposed_trials"]
+
+_CAN_ASK = [("train", "halves"), ("hold", "losses")]
 
 Aggregate = Callable[[Array, Array], Array]
 Weighting = Literal["examples", "equal"]
+
+
+@dataclass
+class Case:
+    """What the server has collected about a leaf, and remembers of its examinations."""
+
+    replies: dict[str, Reply] = field(default_factory=dict)  # at the leaf's present parameters
+    rounds_held: int = 0
+    hold_ended: int | None = None  # the leaf's version after a hold without a split
+    halves: int | None = None  # names the halves that its clients are asked for
+    proposal: Groups = ()
+    proposed_in: int = 0  # round
+    losses: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    num_examined: int = 0
+    examined_at: int | None = None  # the leaf's version after the last examination
+    rounds_held_for_it: int = 0
+    past: list[PastRound] = field(default_factory=list)
+
+    def copy(self) -> Case:
+        """Copy it, so that what comes in can be added to the copy."""
+        return replace(self, replies=dict(self.replies), losses=dict(self.losses))
+
+    def forget(self, client_id: str) -> None:
+        """Drop what a client has sent."""
+        self.replies.pop(client_id, None)
+        self.losses.pop(client_id, None)
+
+    @property
+    def present_proposal(self) -> Groups:
+        """The proposed groups without clients that have left; empty if a group has."""
+        groups = tuple(tuple(i for i in group if i in self.replies) for group in self.proposal)
+        return groups if all(groups) else ()
+
+    def lacks(self, client_id: str) -> bool:
+        """Say whether the examination waits for something that this client can give."""
+        if client_id not in self.replies:
+            return True
+        proposed = any(client_id in group for group in self.proposal)
+        return proposed and client_id not in self.losses
+
+    def close(self, outcome: Outcome, version: int, this_round: int) -> None:
+        """Go on after a decision that did not split; the leaf's version is the one after it."""
+        decision = outcome.decision
+        if decision.verdict == "hold":
+            self.rounds_held += 1
+            if decision.asks == "losses" and not self.proposal:
+                self.proposal, self.proposed_in = decision.groups, this_round
+            return
+        if self.halves is not None:
+            self.num_examined += 1
+            self.examined_at, self.rounds_held_for_it = version, self.rounds_held
+        if self.rounds_held:
+            self.hold_ended = version
+        if outcome.past_round is not None:
+            self.past.append(outcome.past_round)
+        self.replies, self.losses, self.proposal, self.rounds_held = {}, {}, (), 0
+        self.halves = this_round if decision.asks == "halves" else None
+
+    def to_state(self) -> tuple[JSON, Tensors]:
+        """Describe the case as JSON and tensors, for a checkpoint."""
+        replies, tensors = replies_to_state(self.replies)
+        state: JSON = {
+            "replies": replies,
+            "rounds_held": self.rounds_held,
+            "hold_ended": self.hold_ended,
+            "halves": self.halves,
+            "proposal": [list(group) for group in self.proposal],
+            "proposed_in": self.proposed_in,
+            "losses": {i: [repr(loss) for loss in own] for i, own in self.losses.items()},
+            "num_examined": self.num_examined,
+            "examined_at": self.examined_at,
+            "rounds_held_for_it": self.rounds_held_for_it,
+            "past": [list(entry) for entry in self.past],
+        }
+        return state, tensors
+
+    @classmethod
+    def from_state(cls, state: JSON, tensors: Tensors) -> Case:
+        """Rebuild a case from what :meth:`to_state` gave."""
+        return cls(
+            replies=replies_from_state(state["replies"], tensors),
+            rounds_held=state["rounds_held"],
+            hold_ended=state["hold_ended"],
+            halves=state["halves"],
+            proposal=tuple(tuple(group) for group in state["proposal"]),
+            proposed_in=state["proposed_in"],
+            losses={i: tuple(map(float, own)) for i, own in state["losses"].items()},
+            num_examined=state["num_examined"],
+            examined_at=state["examined_at"],
+            rounds_held_for_it=state["rounds_held_for_it"],
+            past=[PastRound(*entry) for entry in state["past"]],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,19 +132,18 @@ class Outcome:
     decision: Decision
     params_step: Vector | None = None
     buffers_step: Vector | None = None
+    past_round: PastRound | None = None
 
 
 def examine(
     node: Node,
-    replies: Mapping[str, Reply],
+    case: Case,
     *,
     rule: Rule,
     aggregate: Aggregate,
     weighting: Weighting,
     round: int,  # noqa: A002  # the word that everybody uses
     num_members: int,
-    rounds_held: int,
-    rounds_since_hold: int | None,
 ) -> Outcome:
     """Ask the rule about a cluster.
 
@@ -50,11 +151,11 @@ def examine(
     ----------
     node
         A leaf.
-    replies
-        Client id -> reply, all computed at the leaf's parameters.
+    case
+        What was collected there, all of it computed at the leaf's parameters.
     rule, aggregate, weighting
         As the server has them.
-    round, num_members, rounds_held, rounds_since_hold
+    round, num_members
         As :class:`fedbranch.Evidence` wants them.
 
     Returns
@@ -66,16 +167,17 @@ def examine(
     ValueError
         If the rule or the aggregate returns something that cannot be.
     """
-    if not replies:  # all that had answered have left since
+    if not case.replies:  # all that had answered have left since
         decision = Decision(
             node_id=node.id, round=round, verdict="train", reason="nobody has answered"
         )
         return Outcome(decision)
-    client_ids = tuple(sorted(replies))
-    ordered = [replies[client_id] for client_id in client_ids]
+    client_ids = tuple(sorted(case.replies))
+    ordered = [case.replies[client_id] for client_id in client_ids]
     compared = _frozen(stacked(ordered, "compared"))
-    counts = [reply.weight if weighting == "examples" else 1.0 for reply in ordered]
-    weights = _frozen(_beside(compared, np.array(counts)))
+    weights = _weights(ordered, weighting, compared)
+    have_halves = case.halves is not None and all(reply.has_halves for reply in ordered)
+    proposal = case.present_proposal
     evidence = Evidence(
         node_id=node.id,
         round=round,
@@ -85,8 +187,17 @@ def examine(
         mean_update=_beside(compared, mean := _aggregated(aggregate, compared, weights)),
         num_members=num_members,
         rounds_trained=node.version,
-        rounds_held=rounds_held,
-        rounds_since_hold=rounds_since_hold,
+        rounds_held=case.rounds_held,
+        rounds_since_hold=None if case.hold_ended is None else node.version - case.hold_ended,
+        asked_for_halves=case.halves is not None,
+        half_differences=_frozen(stacked(ordered, "half_difference")) if have_halves else None,
+        proposal=proposal,
+        losses=dict(sorted(case.losses.items())) if proposal else {},
+        rounds_proposed=round - case.proposed_in if proposal else 0,
+        num_examined=case.num_examined,
+        rounds_since_examined=None if case.examined_at is None else node.version - case.examined_at,
+        rounds_held_for_it=case.rounds_held_for_it,
+        past=tuple(case.past),
     )
     decision = rule.examine(evidence)
     _check_decision(decision, evidence, rule)
@@ -97,7 +208,70 @@ def examine(
     buffers_step = None
     if node.buffers.size:
         buffers_step = _aggregated(aggregate, _frozen(stacked(ordered, "buffers")), weights)
-    return Outcome(decision, params_step=mean, buffers_step=buffers_step)
+    return Outcome(decision, mean, buffers_step, _past_round(compared, ordered))
+
+
+def proposed_trials(
+    node: Node, case: Case, *, aggregate: Aggregate, weighting: Weighting
+) -> dict[str, tuple[Trial, ...]]:
+    """Give what the clients of a proposal are to measure: a step together and one apart.
+
+    Where all of them sent half updates, steps are made from one half of everybody's data and
+    measured on the other half, both ways round; otherwise on held-out data.
+
+    Returns
+    -------
+    dict
+        Client id -> trials, in pairs.
+    """
+    groups = case.present_proposal
+    everybody = [client_id for group in groups for client_id in group]
+    replies = case.replies
+    have_halves = case.halves is not None and all(replies[i].has_halves for i in everybody)
+
+    def after_step(client_ids: Iterable[str], sign: int) -> tuple[Vector, Vector]:
+        """Give where the updates of these clients, or of one half of their data, lead."""
+        ordered = [replies[client_id] for client_id in sorted(client_ids)]
+        steps = stacked(ordered, "vector")
+        if sign:
+            steps = steps + sign * stacked(ordered, "half_difference")
+        weights = _weights(ordered, weighting, steps)
+        buffers = node.buffers
+        if buffers.size:
+            buffers = buffers + _aggregated(aggregate, stacked(ordered, "buffers"), weights)
+        return read_only(node.params + _aggregated(aggregate, steps, weights)), read_only(buffers)
+
+    ways: list[tuple[int, TrialRows]] = [(0, "held-out")]
+    if have_halves:  # a = v + h comes from the first half
+        ways = [(+1, "second half"), (-1, "first half")]
+    halves = case.halves if have_halves else None
+    together = [after_step(everybody, sign) for sign, _ in ways]
+    trials: dict[str, tuple[Trial, ...]] = {}
+    for group in groups:
+        own: list[Trial] = []
+        for (sign, rows), all_together in zip(ways, together, strict=True):
+            for params, buffers in (all_together, after_step(group, sign)):
+                own.append(Trial(params=params, buffers=buffers, on=rows, halves=halves))
+        trials |= dict.fromkeys(group, tuple(own))
+    return trials
+
+
+def _weights(replies: Sequence[Reply], weighting: Weighting, updates: Array) -> Array:
+    counts = [reply.weight if weighting == "examples" else 1.0 for reply in replies]
+    return _frozen(_beside(updates, np.array(counts)))
+
+
+def _past_round(updates: Array, replies: Sequence[Reply]) -> PastRound:
+    """Remember how long the updates were, and what losses were reported, under any name."""
+    lengths = to_numpy(norms(updates))
+    losses = [
+        value
+        for reply in replies
+        for name, value in sorted(reply.metrics.items())
+        if "loss" in name.lower() and value is not None
+    ]
+    mean_loss = float(np.mean(losses)) if losses else None
+    return PastRound(float(np.sqrt(np.mean(lengths**2))), mean_loss)
 
 
 def _aggregated(aggregate: Aggregate, updates: Array, weights: Array) -> Vector:
@@ -127,7 +301,13 @@ def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
         problem = f"the verdict {decision.verdict!r}, not one of {get_args(Verdict)}"
     elif (decision.node_id, decision.round) != (evidence.node_id, evidence.round):
         problem = f"node {decision.node_id} in round {decision.round}, which was not asked"
-    elif (decision.verdict == "split") != bool(decision.groups):
+    elif decision.verdict in ("keep", "merge"):
+        problem = f"the verdict {decision.verdict!r}, which is for splits that are reviewed"
+    elif decision.asks not in get_args(Asks):
+        problem = f"asks {decision.asks!r}, not one of {get_args(Asks)}"
+    elif decision.asks != "nothing" and (decision.verdict, decision.asks) not in _CAN_ASK:
+        problem = f"the verdict {decision.verdict!r} while it asks for {decision.asks}"
+    elif (decision.verdict == "split" or decision.asks == "losses") != bool(decision.groups):
         problem = f"the verdict {decision.verdict!r} with {len(decision.groups)} groups"
     elif decision.groups and (len(decision.groups) < 2 or not all(decision.groups)):
         problem = f"groups of {[len(group) for group in decision.groups]} clients"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,26 +23,28 @@ import numpy as np
 from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.errors import DamagedFile, InvalidUpdate
-from fedbranch.examination import Aggregate, Outcome, Weighting, examine
+from fedbranch.examination import Aggregate, Case, Outcome, Weighting, examine, proposed_trials
 from fedbranch.messages import (
     Expected,
     Reply,
     Task,
+    Trial,
     Update,
     UpdateBatch,
     check_batch,
+    check_losses,
     check_update,
     checked_ids,
-    replies_from_state,
-    replies_to_state,
 )
 from fedbranch.records import RoundRecord, Routing
-from fedbranch.rules import Rule, rule_from_state, rule_to_state
+from fedbranch.rules import AutoRule, Decision, Review, Rule, rule_from_state, rule_to_state
 from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Server"]
 
 ROUNDS_UNTIL_AWAY = 10
+ROUNDS_FOR_A_REVIEW = 3  # with no answer in so many, there will be none
+EXAMINATIONS_TO_FORGET = 5  # how many a split that did not pay counts for
 
 
 class Server:
@@ -56,7 +58,7 @@ class Server:
     num_params
         Length of the parameter vector.
     rule
-        Decides when clusters split.
+        Decides when clusters split; by default :class:`AutoRule`.
     num_buffers
         Length of the vector of values that are averaged but never compared.
     weighting
@@ -90,7 +92,7 @@ class Server:
         self,
         num_params: int,
         *,
-        rule: Rule,
+        rule: Rule | None = None,
         num_buffers: int = 0,
         weighting: Weighting = "examples",
         compare: Literal["update", "signal"] = "update",
@@ -103,6 +105,7 @@ class Server:
         ]:
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}; it must be one of {allowed}")
+        rule = AutoRule() if rule is None else rule
         if isinstance(rule, type) or not callable(getattr(rule, "examine", None)):
             raise TypeError(
                 f"rule is {rule!r}; pass an object that can examine a cluster, such as "
@@ -118,9 +121,9 @@ class Server:
         self.max_examples = float(max_examples)
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
-        self._collected: dict[int, dict[str, Reply]] = {}  # leaf -> replies at its parameters
-        self._rounds_held: dict[int, int] = {}
-        self._hold_ended: dict[int, int] = {}  # leaf -> its version after a hold without a split
+        self._on_trial: dict[str, tuple[int, int]] = {}  # client id -> node, number of trials
+        self._cases: dict[int, Case] = {}  # leaf -> what was collected there
+        self._num_reviews: dict[int, int] = {}  # inner node -> how often its split was reviewed
         self._last_seen: dict[str, int] = {}  # client id -> round, as mark_present was told
         self._joined: list[str] = []
         self._left: list[str] = []
@@ -136,9 +139,10 @@ class Server:
         away = self._away
         return sorted(
             client_id
-            for node_id in self._rounds_held
+            for node_id, case in self._cases.items()
+            if case.rounds_held
             for client_id in self.tree.members(node_id)
-            if client_id not in self._collected[node_id] and client_id not in away
+            if case.lacks(client_id) and client_id not in away
         )
 
     # A round
@@ -163,7 +167,7 @@ class Server:
             if client_id not in self.tree:
                 self._place_newcomer(client_id, self.tree.root.id)
             node_id = self.tree.position(client_id)
-            if client_id in self._collected.get(node_id, {}):
+            if self._has_answered(client_id):
                 continue
             task = task_at.get(node_id)
             if task is None:
@@ -174,16 +178,57 @@ class Server:
 
     def _task(self, node_id: int) -> Task:
         node = self.tree[node_id]
+        case = self._cases.get(node_id)
         return Task(
             node_id=node.id,
             params=read_only(node.params),
             buffers=read_only(node.buffers),
             base=node.base,
             purpose="train" if node.is_leaf else "route",
+            halves=None if case is None else case.halves,
         )
 
+    def trials(self, client_ids: Iterable[str]) -> dict[str, tuple[Trial, ...]]:
+        """Say what each of these clients is to measure in the coming round, beside training.
+
+        To be called after :meth:`plan`. Most clients in most rounds have nothing to measure. A
+        driver whose clients cannot measure does not call this, and rules decide without.
+
+        Parameters
+        ----------
+        client_ids
+            The clients that can take part.
+
+        Returns
+        -------
+        dict
+            Client id -> models; the client's loss under each goes to :meth:`step`.
+        """
+        ids = set(self._known(client_ids))
+        trials: dict[str, tuple[Trial, ...]] = {}
+        self._on_trial = {}
+        for node_id, case in sorted(self._cases.items()):
+            asked = {i for i in ids & case.replies.keys() if case.lacks(i)}
+            if case.present_proposal and asked:
+                proposed = proposed_trials(
+                    self.tree[node_id], case, aggregate=self.aggregate, weighting=self.weighting
+                )
+                trials |= {i: proposed[i] for i in sorted(asked)}
+                self._on_trial |= {i: (node_id, len(proposed[i])) for i in asked}
+        for node_id in self._due_for_review():
+            merged = self._merged(node_id)
+            for leaf in self.tree.subtree(node_id):
+                for client_id in self.tree.members(leaf.id) if leaf.is_leaf else ():
+                    if client_id in ids and client_id not in trials:
+                        own = Trial(params=read_only(leaf.params), buffers=read_only(leaf.buffers))
+                        trials[client_id] = (merged, own)
+                        self._on_trial[client_id] = (node_id, 2)
+        return trials
+
     def step(
-        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
+        self,
+        updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch,
+        losses: Mapping[str, Sequence[float]] | None = None,
     ) -> RoundRecord:
         """Take the clients' replies: train, route and split.
 
@@ -191,6 +236,8 @@ class Server:
         ----------
         updates
             Client id -> update, or pairs of them in any order; or all of them as one batch.
+        losses
+            Client id -> its loss under each of the models that :meth:`trials` named.
 
         Returns
         -------
@@ -201,40 +248,46 @@ class Server:
         this_round = self.round + 1
         refused, replies = self._accept(updates)
         routed, at_leaves = self._route(replies, refused)
-        collected = {node_id: dict(held) for node_id, held in self._collected.items()}
+        cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         for client_id, reply in at_leaves.items():
-            collected.setdefault(self.tree.position(client_id), {})[client_id] = reply
+            cases.setdefault(self.tree.position(client_id), Case()).replies[client_id] = reply
+        reviewed = self._sort_losses(losses or {}, cases, refused)
         arrivals = Counter(move.to_node for move in routed)
         away = Counter(
             node_id
             for client_id in self._away
-            if client_id not in collected.get(node_id := self.tree.position(client_id), {})
+            if (node_id := self.tree.position(client_id)) not in cases
+            or client_id not in cases[node_id].replies
         )
         outcomes = [
             examine(
                 self.tree[node_id],
-                collected[node_id],
+                case,
                 rule=self.rule,
                 aggregate=self.aggregate,
                 weighting=self.weighting,
                 round=this_round,
                 num_members=self.tree.num_members(node_id) - away[node_id] + arrivals[node_id],
-                rounds_held=self._rounds_held.get(node_id, 0),
-                rounds_since_hold=self._rounds_since_hold(node_id),
             )
-            for node_id in sorted(collected)
+            for node_id, case in sorted(cases.items())
+            if case.replies or case.rounds_held
         ]
+        reviews = [self._review(node_id, of_node) for node_id, of_node in reviewed.items()]
 
         # Until here nothing has changed: whoever raised, the round can be tried again.
         self.round = this_round
-        self._collected = collected
+        self._cases = cases
         for move in routed:  # trains, or goes on down, from the next round on
             self.tree.place(move.client_id, move.to_node)
         for outcome in outcomes:
             self._carry_out(outcome)
+        for decision in reviews:
+            self._num_reviews[decision.node_id] = self._num_reviews.get(decision.node_id, 0) + 1
+            if decision.verdict == "merge":
+                self.merge_split(decision.node_id)
         record = RoundRecord(
             round=self.round,
-            decisions=tuple(outcome.decision for outcome in outcomes),
+            decisions=(*(outcome.decision for outcome in outcomes), *reviews),
             refused=dict(sorted(refused.items())),
             routed=routed,
             joined=tuple(sorted(self._joined)),
@@ -242,7 +295,7 @@ class Server:
             cluster_sizes={leaf.id: self.tree.num_members(leaf.id) for leaf in self.tree.leaves},
             metrics={i: reply.metrics for i, reply in replies.items() if i not in refused},
         )
-        self._asked, self._joined, self._left = {}, [], []
+        self._asked, self._on_trial, self._joined, self._left = {}, {}, [], []
         return record
 
     def _accept(
@@ -306,8 +359,12 @@ class Server:
                 f"computed at other parameters ({base!r}) than the client's position has now "
                 f"({node.base!r})"
             )
-        if client_id in self._collected.get(node.id, {}):
+        if self._has_answered(client_id):
             raise InvalidUpdate("has already answered at these parameters")
+
+    def _has_answered(self, client_id: str) -> bool:
+        case = self._cases.get(self.tree.position(client_id))
+        return case is not None and client_id in case.replies
 
     def _route(
         self, replies: Mapping[str, Reply], refused: dict[str, str]
@@ -337,25 +394,105 @@ class Server:
         """Change the tree as a decision asks."""
         decision = outcome.decision
         node_id = decision.node_id
-        if decision.verdict == "hold":
-            self._rounds_held[node_id] = self._rounds_held.get(node_id, 0) + 1
-            return
-        collected = self._collected.pop(node_id)
-        has_held = self._rounds_held.pop(node_id, 0) > 0
+        case = self._cases[node_id]
         if decision.verdict == "split":
             # The mean is not added: the node keeps the very parameters at which the updates
             # on its edges were computed, and the children start from there.
-            groups = [{i: collected[i].compared for i in group} for group in decision.groups]
+            groups = [{i: case.replies[i].compared for i in group} for group in decision.groups]
             self.tree.split(node_id, groups, in_round=self.round)
+            del self._cases[node_id]
             return
         if outcome.params_step is not None:
             self.tree.advance(node_id, outcome.params_step, outcome.buffers_step)
-        if has_held:
-            self._hold_ended[node_id] = self.tree[node_id].version
+        case.close(outcome, self.tree[node_id].version, self.round)
 
-    def _rounds_since_hold(self, node_id: int) -> int | None:
-        ended = self._hold_ended.get(node_id)
-        return None if ended is None else self.tree[node_id].version - ended
+    def _sort_losses(
+        self,
+        losses: Mapping[str, Sequence[float]],
+        cases: Mapping[int, Case],
+        refused: dict[str, str],
+    ) -> dict[int, dict[str, tuple[float, ...]]]:
+        """Add losses to the cases they were asked for; give back those for reviews, by node."""
+        reviewed: dict[int, dict[str, tuple[float, ...]]] = {
+            node_id: {} for node_id in self._due_for_review()
+        }
+        for client_id, measured in sorted(losses.items()):
+            try:
+                if client_id not in self._on_trial:
+                    raise InvalidUpdate("sent losses that nobody asked for")
+                node_id, num_trials = self._on_trial[client_id]
+                checked = check_losses(measured, num_trials)
+            except InvalidUpdate as error:
+                refused.setdefault(str(client_id), str(error))
+                continue
+            if node_id in reviewed:
+                reviewed[node_id][client_id] = checked
+            elif node_id in cases:
+                cases[node_id].losses[client_id] = checked
+        return {
+            node_id: of_node
+            for node_id, of_node in reviewed.items()
+            if of_node or self._rounds_overdue(node_id) >= ROUNDS_FOR_A_REVIEW
+        }
+
+    def _due_for_review(self) -> list[int]:
+        """Give the inner nodes whose splits the rule wants to see again in the coming round."""
+        if not callable(getattr(self.rule, "review", None)):
+            return []
+        return [
+            node.id
+            for node in self.tree
+            if node.split_in_round
+            and self._rounds_overdue(node.id) >= 0
+            and not any(
+                case.rounds_held
+                for below in self.tree.subtree(node.id)
+                if (case := self._cases.get(below.id)) is not None
+            )
+        ]
+
+    def _rounds_overdue(self, node_id: int) -> float:
+        """Count the rounds since a split's next review was due; below zero if it is not yet."""
+        dates: Sequence[int] = getattr(self.rule, "review_after", ())
+        num_done = self._num_reviews.get(node_id, 0)
+        split_in = self.tree[node_id].split_in_round
+        if split_in is None or num_done >= len(dates):
+            return -math.inf
+        return self.round + 1 - split_in - dates[num_done]
+
+    def _review(self, node_id: int, losses: Mapping[str, tuple[float, ...]]) -> Decision:
+        split_in = self.tree[node_id].split_in_round
+        assert split_in is not None
+        this_round = self.round + 1
+        leaves = [node for node in self.tree.subtree(node_id) if node.is_leaf]
+        decision: Decision = self.rule.review(  # type: ignore[attr-defined]  # checked when due
+            Review(
+                node_id=node_id,
+                round=this_round,
+                rounds_since_split=this_round - split_in,
+                clusters={leaf.id: self.tree.members(leaf.id) for leaf in leaves},
+                losses=losses,
+            )
+        )
+        if decision.verdict not in ("keep", "merge") or decision.node_id != node_id:
+            raise ValueError(
+                f"{self.rule!r} reviewed node {node_id} and decided {decision.verdict!r} on node "
+                f"{decision.node_id}; it must keep or merge that node"
+            )
+        return decision
+
+    def _merged(self, node_id: int) -> Trial:
+        """Average all leaves below a node, each counted by its clients."""
+        leaves = [node for node in self.tree.subtree(node_id) if node.is_leaf]
+        counts = np.array([max(1, self.tree.num_members(leaf.id)) for leaf in leaves])
+        params, buffers = (
+            weighted_mean(vectors, counts) if vectors.size else vectors[0]
+            for vectors in (
+                np.stack([leaf.params for leaf in leaves]),
+                np.stack([leaf.buffers for leaf in leaves]),
+            )
+        )
+        return Trial(params=read_only(params), buffers=read_only(buffers))
 
     # Changes from outside
 
@@ -424,17 +561,28 @@ class Server:
         return ids
 
     def _forget_reply(self, client_id: str) -> None:
-        self._collected.get(self.tree.position(client_id), {}).pop(client_id, None)
+        case = self._cases.get(self.tree.position(client_id))
+        if case is not None:
+            case.forget(client_id)
         self._asked.pop(client_id, None)
+        self._on_trial.pop(client_id, None)
 
     def undo_split(self, node_id: int) -> None:
         """Make a split cluster one again, at the parameters it had when it was split."""
         below = [node.id for node in self.tree.subtree(node_id)]
         self.tree.undo_split(node_id)
         for gone_id in below:
-            self._collected.pop(gone_id, None)
-            self._rounds_held.pop(gone_id, None)
-            self._hold_ended.pop(gone_id, None)
+            self._cases.pop(gone_id, None)
+            self._num_reviews.pop(gone_id, None)
+
+    def merge_split(self, node_id: int) -> None:
+        """Make a split cluster one again, at the mean of what its clusters have come to."""
+        merged = self._merged(node_id)
+        self.undo_split(node_id)
+        node = self.tree[node_id]
+        self.tree.advance(node_id, merged.params - node.params, merged.buffers - node.buffers)
+        # It has been examined before, and wrongly: the next time comes later.
+        self._cases[node_id] = Case(num_examined=EXAMINATIONS_TO_FORGET, examined_at=node.version)
 
     def partition(
         self, groups: Mapping[str, Iterable[str]], params: Mapping[str, Array] | None = None
@@ -513,9 +661,11 @@ class Server:
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the server as JSON and tensors, for a checkpoint."""
         tree_state, files = self.tree.to_state()
-        collected: JSON = {}
-        for node_id, replies in self._collected.items():
-            collected[str(node_id)], files[f"held-{node_id}"] = replies_to_state(replies)
+        cases: JSON = {}
+        for node_id, case in self._cases.items():
+            cases[str(node_id)], held = case.to_state()
+            if held:
+                files[f"held-{node_id}"] = held
         state: JSON = {
             "rule": rule_to_state(self.rule),
             "weighting": self.weighting,
@@ -523,9 +673,8 @@ class Server:
             "max_examples": self.max_examples,
             "round": self.round,
             "asked": self._asked,
-            "collected": collected,
-            "rounds_held": {str(node_id): held for node_id, held in self._rounds_held.items()},
-            "hold_ended": {str(node_id): ended for node_id, ended in self._hold_ended.items()},
+            "cases": cases,
+            "num_reviews": {str(node_id): count for node_id, count in self._num_reviews.items()},
             "last_seen": self._last_seen,
             "joined": self._joined,
             "left": self._left,
@@ -557,13 +706,12 @@ class Server:
             server.tree = tree
             server.round = state["round"]
             server._asked = dict(state["asked"])
-            server._rounds_held = {int(i): held for i, held in state["rounds_held"].items()}
-            server._hold_ended = {int(i): ended for i, ended in state["hold_ended"].items()}
+            server._num_reviews = {int(i): count for i, count in state["num_reviews"].items()}
             server._last_seen = dict(state["last_seen"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
-            for node_id, entries in state["collected"].items():
+            for node_id, case in state["cases"].items():
                 held = files.get(f"held-{node_id}", {})
-                server._collected[int(node_id)] = replies_from_state(entries, held)
+                server._cases[int(node_id)] = Case.from_state(case, held)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server

@@ -1,109 +1,17 @@
-"""When to split a cluster: a rule looks at the evidence and returns a decision with its reason.
-
-Users write their own rule by passing any object with ``examine(evidence) -> Decision``.
-"""
+"""The paper's rule, and the one that never splits."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass
 
-import numpy as np
-
-from fedbranch.checkpoint import JSON
 from fedbranch.core.bipartition import bipartition
-from fedbranch.core.geometry import Array, cosine_similarity, norms, to_numpy
+from fedbranch.core.geometry import cosine_similarity
 from fedbranch.core.theory import tolerated_noise
-from fedbranch.errors import DamagedFile
+from fedbranch.rules.evidence import Decision, Evidence, Groups, Verdict, norm_measurements
 
-__all__ = [
-    "Decision",
-    "Evidence",
-    "NeverSplit",
-    "Rule",
-    "Thresholds",
-    "rule_from_state",
-    "rule_to_state",
-]
-
-Verdict = Literal["train", "hold", "split"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Evidence:
-    """What the server knows about one cluster, all of it measured at the same parameters.
-
-    Attributes
-    ----------
-    node_id, round
-        Which leaf, and when.
-    client_ids
-        The clients that answered, sorted; one row of ``updates`` each.
-    updates
-        Shape (num_answered, num_params): what is compared.
-    weights
-        Shape (num_answered,): each client's weight in the mean.
-    mean_update
-        Shape (num_params,): the aggregate of ``updates``.
-    num_members
-        All clients of the cluster, answered or not.
-    rounds_trained
-        How often the cluster's parameters have moved since it was born.
-    rounds_held
-        For how many rounds they have stood still to collect these updates.
-    rounds_since_hold
-        How often they have moved since the cluster last held without being split; None if it
-        never did.
-    """
-
-    node_id: int
-    round: int
-    client_ids: tuple[str, ...]
-    updates: Array
-    weights: Array
-    mean_update: Array
-    num_members: int
-    rounds_trained: int
-    rounds_held: int
-    rounds_since_hold: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What was measured in a cluster, what follows from it, and why.
-
-    Attributes
-    ----------
-    node_id, round
-        Which leaf, and when.
-    verdict
-        ``"train"``: average the updates and go on. ``"hold"``: keep the parameters still
-        until more of the cluster's clients have answered. ``"split"``: into ``groups``.
-    reason
-        One line, for people.
-    measurements
-        Everything the reason speaks of, by name.
-    groups
-        Client ids of each new cluster; empty unless the verdict is to split.
-    """
-
-    node_id: int
-    round: int
-    verdict: Verdict
-    reason: str
-    measurements: Mapping[str, float] = field(default_factory=dict)
-    groups: tuple[tuple[str, ...], ...] = ()
-
-
-class Rule(Protocol):
-    """Anything that can look at a cluster and decide."""
-
-    def examine(self, evidence: Evidence) -> Decision:
-        """Decide what happens to a cluster."""
-        ...
+__all__ = ["NeverSplit", "Thresholds"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +25,7 @@ class NeverSplit:
             round=evidence.round,
             verdict="train",
             reason="this run never splits",
-            measurements=_norm_measurements(evidence),
+            measurements=norm_measurements(evidence),
         )
 
 
@@ -188,11 +96,9 @@ class Thresholds:
 
     def examine(self, evidence: Evidence) -> Decision:
         """Apply the paper's criteria in their order, and say at which one it ended."""
-        measured = _norm_measurements(evidence)
+        measured = norm_measurements(evidence)
 
-        def decide(
-            verdict: Verdict, reason: str, groups: tuple[tuple[str, ...], ...] = ()
-        ) -> Decision:
+        def decide(verdict: Verdict, reason: str, groups: Groups = ()) -> Decision:
             return Decision(
                 node_id=evidence.node_id,
                 round=evidence.round,
@@ -265,44 +171,3 @@ class Thresholds:
             f"{measured['tolerated_noise']:.3f} > {self.gamma_max:g}",
             groups=tuple(tuple(evidence.client_ids[row] for row in rows) for rows in sides),
         )
-
-
-def rule_to_state(rule: Rule) -> JSON:
-    """Describe a rule for a checkpoint; one that we do not ship is only named."""
-    if isinstance(rule, Thresholds | NeverSplit):
-        return {"name": type(rule).__name__, "settings": asdict(rule)}
-    return {"name": type(rule).__name__, "settings": None}
-
-
-def rule_from_state(state: JSON) -> Rule:
-    """Rebuild a rule that :func:`rule_to_state` described."""
-    shipped = {rule.__name__: rule for rule in (Thresholds, NeverSplit)}
-    if state["settings"] is None or state["name"] not in shipped:
-        raise DamagedFile(
-            f"the rule {state['name']!r} is not part of fedbranch and was not saved; "
-            "pass it when loading: Server.load(folder, rule=...)"
-        )
-    return shipped[state["name"]](**state["settings"])
-
-
-def _norm_measurements(evidence: Evidence) -> dict[str, float]:
-    """Measure the two norms of the paper's criteria, and say over whom."""
-    lengths = to_numpy(norms(evidence.updates))
-    num_answered = len(evidence.client_ids)
-    squared_mean = float(norms(evidence.mean_update[None, :])[0]) ** 2
-    # E‖mean of a sample‖² = ‖mean of all‖² + sampling variance. For a sample of n out of N
-    # drawn without replacement the variance is (1 − n/N) n/(n−1) Σ p_i² ‖u_i − mean‖²,
-    # with p_i the normalised weights.
-    missing_share = 1 - num_answered / evidence.num_members
-    if missing_share > 0 and num_answered > 1:
-        shares = to_numpy(evidence.weights).astype(np.float64)
-        shares = shares / shares.sum()
-        distances = to_numpy(norms(evidence.updates - evidence.mean_update[None, :]))
-        spread = num_answered / (num_answered - 1) * float((shares**2 * distances**2).sum())
-        squared_mean -= missing_share * spread
-    return {
-        "mean_norm": math.sqrt(max(0.0, squared_mean)),
-        "max_norm": float(lengths.max()),
-        "num_answered": num_answered,
-        "num_members": evidence.num_members,
-    }

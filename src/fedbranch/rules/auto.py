@@ -1,0 +1,425 @@
+"""The rule without thresholds: groups that are real, and splits that pay."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.stats import wilcoxon
+
+from fedbranch.core.bipartition import hierarchy
+from fedbranch.core.geometry import cosine_similarity
+from fedbranch.core.structure import compared_halves, find_structure
+from fedbranch.rules.evidence import (
+    Asks,
+    Decision,
+    Evidence,
+    Groups,
+    Review,
+    Verdict,
+    norm_measurements,
+)
+
+__all__ = ["AutoRule"]
+
+# Clients enough to see groups by; the others are routed to them.
+CLIENTS_ENOUGH = 50
+# Rounds without any loss, after which nobody can measure them.
+ROUNDS_FOR_LOSSES = 2
+# Without half updates nothing tells signal from noise. Between groups, single linkage then
+# must show a gap that no federation without conflicts has shown; and a wider one still if
+# nobody can measure losses either.
+LEAST_GAP = 0.2
+LEAST_GAP_WITHOUT_LOSSES = 0.4
+# For only_conflicts: one model has converged if what the updates have in common is at most this
+# share of them, and in the last third of the rounds norms and losses were hardly lower than in
+# the third before.
+MOST_IN_COMMON = 0.1
+LEAST_NORM_LEFT = 0.95
+LEAST_LOSS_LEFT = 0.9
+ROUNDS_TO_CONVERGE = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoRule:
+    """Split where there are groups, more than noise, that gain by it. Nothing to tune.
+
+    Parameters
+    ----------
+    only_conflicts
+        Keep to the paper's meaning: split only what one model cannot fit, that is, where the
+        clients' updates and losses do not vanish although the one model has converged. By
+        default a split must pay for the clients, whatever the reason.
+    error_level
+        How probable it may be that a split which does not pay is taken for one that does, and
+        that one which pays is merged back.
+    coverage
+        The share of the cluster's clients that must have answered at the same parameters
+        before it is split, in (0, 1]; of large clusters 50 clients are enough. The others find
+        their group when they next take part.
+    max_hold_rounds
+        How many rounds a cluster may stand still for them.
+    review_after
+        How many rounds after a split it is looked at again.
+
+    Notes
+    -----
+    An examination goes on in steps, each of which must succeed:
+
+    1. The clients are asked for half updates. It is a round like any other, with twice the
+       upload: their means train the model. See :func:`fedbranch.core.structure.find_structure`
+       for how groups are found, told from noise, and confirmed in the other half.
+    2. The cluster stands still, and the clients measure, on the half of their data that a step
+       was not made from, the loss after a step of all together and after one of their group.
+       A one-sided Wilcoxon signed-rank test over the clients at ``error_level`` must find the
+       group's step better, and for no group may it be worse on average.
+    3. The cluster splits into all groups at once.
+
+    Some rounds later clients compare their leaf on held-out data with the mean of all leaves
+    of the split, which is what training together would have come to. If that is significantly
+    better the split is merged back to it.
+
+    Examinations begin after the first round. After one that ended without a split the next
+    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25, and not before the cluster has
+    trained for thrice the rounds that it had to stand still.
+
+    Clients that cannot make half updates or measure losses, such as unmodified Flower apps,
+    are judged by less: by the gap between the heights at which single linkage joins the
+    groups, and by held-out losses if they evaluate.
+
+    Examples
+    --------
+    >>> AutoRule().only_conflicts
+    False
+    """
+
+    only_conflicts: bool = False
+    error_level: float = 0.05
+    coverage: float = 0.8
+    max_hold_rounds: int = 10
+    review_after: tuple[int, ...] = (5, 20)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only_conflicts", bool(self.only_conflicts))
+        for name in ("error_level", "coverage"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "max_hold_rounds", operator.index(self.max_hold_rounds))
+        object.__setattr__(self, "review_after", tuple(map(operator.index, self.review_after)))
+        for name, allowed, is_allowed in [
+            ("error_level", "a number in (0, 0.5)", 0 < self.error_level < 0.5),
+            ("coverage", "a number in (0, 1]", 0 < self.coverage <= 1),
+            ("max_hold_rounds", "at least 1", self.max_hold_rounds >= 1),
+            (
+                "review_after",
+                "positive and ascending",
+                all(
+                    a < b for a, b in zip((0, *self.review_after), self.review_after, strict=False)
+                ),
+            ),
+        ]:
+            if not is_allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
+
+    def examine(self, evidence: Evidence) -> Decision:
+        """Answer the questions in their order, and say at which one it ended."""
+        about = _Answer(evidence)
+        if evidence.num_members < 3:
+            return about.train("fewer than three clients: groups cannot be told from noise")
+        if evidence.proposal:
+            return self._does_it_pay(about)
+        if not evidence.asked_for_halves:
+            return self._is_it_time(about)
+        num_needed = self._num_needed(evidence.num_members)
+        if len(evidence.client_ids) < num_needed:
+            waiting = f"{len(evidence.client_ids)} of {num_needed} needed clients have answered"
+            if evidence.rounds_held < self.max_hold_rounds:
+                return about.hold(f"stands still to be examined: {waiting}")
+            return about.train(
+                f"stood still in vain for {evidence.rounds_held} rounds: {waiting}; trains on"
+            )
+        if evidence.half_differences is None:
+            return self._are_there_groups_without_halves(about)
+        return self._are_there_groups(about)
+
+    def _num_needed(self, num_members: int) -> int:
+        share = math.ceil(self.coverage * num_members - 1e-9)
+        return max(min(3, num_members), min(share, CLIENTS_ENOUGH))
+
+    def _is_it_time(self, about: _Answer) -> Decision:
+        evidence = about.evidence
+        since = evidence.rounds_since_examined
+        if since is None:
+            return about.train("trains, and is examined in the next round", asks="halves")
+        wait = min(25, math.ceil(1.5**evidence.num_examined))
+        wait = max(wait, 3 * evidence.rounds_held_for_it)
+        # The round that trains now counts.
+        if since + 1 < wait:
+            return about.train(f"trains; examined again in {wait - since - 1} rounds")
+        return about.train("trains, and is examined in the next round", asks="halves")
+
+    def _are_there_groups(self, about: _Answer) -> Decision:
+        evidence = about.evidence
+        assert evidence.half_differences is not None
+        halves = compared_halves(evidence.updates, evidence.half_differences)
+        found = find_structure(halves)
+        about.measured["noise"] = halves.noise
+        if found is None:
+            return about.train("fewer than three clients have answered")
+        about.measured |= {
+            "num_groups": found.num_groups,
+            "scatter": found.scatter,
+            "loosest_scatter": found.loosest_scatter,
+            "p_structure": found.p_value,
+            "p_structure_needed": found.level,
+            "num_misplaced": found.num_misplaced,
+        }
+        what = f"{found.num_groups} groups of {_sizes(found.groups)}"
+        if not found.is_clear:
+            return about.train(f"no groups: of the best cut, into {what}, {found.doubt}")
+        if self.only_conflicts:
+            doubt = _still_converging(about)
+            if doubt:
+                return about.train(f"{what}, but perhaps no conflict: {doubt}")
+        return about.propose(
+            f"{what}: within them clients differ by {found.scatter:.0%} of what groups differ by, "
+            f"and the other half of the data confirms them (p = {found.p_value:.1g}); "
+            "asks whether a split would pay",
+            found.groups,
+        )
+
+    def _are_there_groups_without_halves(self, about: _Answer) -> Decision:
+        evidence = about.evidence
+        num_clients = len(evidence.client_ids)
+        merges = hierarchy(cosine_similarity(evidence.updates))
+        # similarities[-j] is where the last of j + 1 groups join.
+        heights = merges.similarities
+        gaps = {
+            num_groups: float(heights[-num_groups] - heights[1 - num_groups])
+            for num_groups in range(2, max(2, num_clients // 2) + 1)
+        }
+        num_groups = max(gaps, key=gaps.__getitem__)
+        groups = merges.groups(num_groups)
+        about.measured |= {"num_groups": num_groups, "gap": gaps[num_groups]}
+        what = f"{num_groups} groups of {_sizes(groups)}"
+        if gaps[num_groups] < LEAST_GAP:
+            return about.train(
+                f"no groups: the widest gap between similarities, for {what}, is "
+                f"{gaps[num_groups]:.2f}, less than {LEAST_GAP} (nobody sent half updates)"
+            )
+        if self.only_conflicts:
+            doubt = _still_converging(about)
+            if doubt:
+                return about.train(f"{what}, but perhaps no conflict: {doubt}")
+        return about.propose(
+            f"{what}: a gap of {gaps[num_groups]:.2f} between similarities (nobody sent half "
+            "updates); asks whether a split would pay",
+            groups,
+        )
+
+    def _does_it_pay(self, about: _Answer) -> Decision:
+        evidence = about.evidence
+        proposed = [client_id for group in evidence.proposal for client_id in group]
+        num_needed = max(1, math.ceil(self.coverage * len(proposed) - 1e-9))
+        what = f"{len(evidence.proposal)} groups of {_counts(evidence.proposal)}"
+        if len(evidence.losses) < num_needed:
+            waits_in_vain = not evidence.losses and evidence.rounds_proposed >= ROUNDS_FOR_LOSSES
+            if not waits_in_vain and evidence.rounds_proposed < self.max_hold_rounds:
+                return about.hold(
+                    f"{what}; stands still for losses: {len(evidence.losses)} of {num_needed} are in"
+                )
+            if evidence.losses:
+                return about.train(
+                    f"{what}, but only {len(evidence.losses)} of {num_needed} needed losses came in"
+                )
+            return self._split_without_losses(about, what)
+        gains = _gains(evidence.losses)
+        about.measured |= {
+            "p_pays": _p_value(list(gains.values()), "greater"),
+            "mean_gain": float(np.mean(list(gains.values()))),
+            "share_better": float(np.mean([gain > 0 for gain in gains.values()])),
+        }
+        by_group = [[gains[i] for i in group if i in gains] for group in evidence.proposal]
+        worst = min((float(np.mean(group)) for group in by_group if group), default=0.0)
+        about.measured["worst_group_gain"] = worst
+        p_value, mean = about.measured["p_pays"], about.measured["mean_gain"]
+        told = (
+            f"after a step in its group a client's loss is lower by {mean:.3g} than after one of all "
+            f"together; {about.measured['share_better']:.0%} of the clients are better off "
+            f"(p = {p_value:.1g})"
+        )
+        if p_value <= self.error_level and worst > 0:
+            return about.split(f"{what}: {told}")
+        if self._others_pay(evidence, gains):
+            return about.split(
+                f"{what}: all clients outside the largest group are better off, and it does not "
+                f"mind; {told}"
+            )
+        return about.train(f"{what}, but a split does not pay: {told}, worst group {worst:.3g}")
+
+    def _others_pay(self, evidence: Evidence, gains: Mapping[str, float]) -> bool:
+        """Whether a few leave the others, who hardly notice.
+
+        A handful of clients among many changes nobody's mean, so the test over all of them
+        would find nothing.
+        """
+        largest = max(evidence.proposal, key=len)
+        pairs = [
+            pair
+            for client_id, losses in evidence.losses.items()
+            if client_id not in largest
+            for pair in _pairs(losses)
+        ]
+        remaining = [gains[i] for i in largest if i in gains]
+        return (
+            len(largest) > len(gains) / 2
+            and bool(pairs)
+            and all(_gain(*pair) > 0 for pair in pairs)
+            and _p_value(remaining, "less") > self.error_level
+            and sum(gains.values()) > 0
+        )
+
+    def _split_without_losses(self, about: _Answer, what: str) -> Decision:
+        evidence = about.evidence
+        if evidence.half_differences is not None:
+            return about.split(
+                f"{what}, confirmed by the other half of the data; nobody could measure whether it "
+                "pays"
+            )
+        similarity = cosine_similarity(evidence.updates)
+        heights = hierarchy(similarity).similarities
+        gap = float(heights[-len(evidence.proposal)] - heights[1 - len(evidence.proposal)])
+        about.measured["gap"] = gap
+        if gap < LEAST_GAP_WITHOUT_LOSSES:
+            return about.train(
+                f"{what}, but nobody sent half updates or losses, and the gap of {gap:.2f} between "
+                f"similarities is less than {LEAST_GAP_WITHOUT_LOSSES}"
+            )
+        return about.split(
+            f"{what}: a gap of {gap:.2f} between similarities; nobody could measure whether it pays"
+        )
+
+    def review(self, review: Review) -> Decision:
+        """Look at a split again: merge it back if the clients are worse off."""
+        measured: dict[str, float] = {"num_answered": len(review.losses)}
+
+        def decide(verdict: Verdict, reason: str) -> Decision:
+            return Decision(
+                node_id=review.node_id,
+                round=review.round,
+                verdict=verdict,
+                reason=f"looked at again {review.rounds_since_split} rounds after the split: {reason}",
+                measurements=measured,
+            )
+
+        if not review.losses:
+            return decide("keep", "nobody could compare")
+        gains = _gains(review.losses)
+        p_worse = _p_value(list(gains.values()), "less")
+        measured |= {
+            "p_worse": p_worse,
+            "mean_gain": float(np.mean(list(gains.values()))),
+            "share_better": float(np.mean([gain > 0 for gain in gains.values()])),
+        }
+        told = (
+            f"{measured['share_better']:.0%} of {len(gains)} clients are better off with their own "
+            f"cluster than with the mean of all, their loss is lower by {measured['mean_gain']:.3g}"
+        )
+        if p_worse <= self.error_level:
+            return decide("merge", f"{told} (p = {p_worse:.1g} for worse): it did not pay")
+        return decide("keep", told)
+
+
+@dataclass
+class _Answer:
+    """A decision in the making."""
+
+    evidence: Evidence
+    measured: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.measured |= norm_measurements(self.evidence)
+
+    def train(self, reason: str, asks: Asks = "nothing") -> Decision:
+        return self._decision("train", reason, (), asks)
+
+    def hold(self, reason: str) -> Decision:
+        asks: Asks = "losses" if self.evidence.proposal else "nothing"
+        return self._decision("hold", reason, self.evidence.proposal, asks)
+
+    def propose(self, reason: str, groups: Sequence[int] | np.ndarray) -> Decision:
+        members: dict[int, list[str]] = {}
+        for client_id, group in zip(self.evidence.client_ids, groups, strict=True):
+            members.setdefault(int(group), []).append(client_id)
+        proposal = tuple(tuple(members[group]) for group in sorted(members))
+        return self._decision("hold", reason, proposal, "losses")
+
+    def split(self, reason: str) -> Decision:
+        return self._decision("split", reason, self.evidence.proposal, "nothing")
+
+    def _decision(self, verdict: Verdict, reason: str, groups: Groups, asks: Asks) -> Decision:
+        return Decision(
+            node_id=self.evidence.node_id,
+            round=self.evidence.round,
+            verdict=verdict,
+            reason=reason,
+            measurements=self.measured,
+            groups=groups,
+            asks=asks,
+        )
+
+
+def _still_converging(about: _Answer) -> str:
+    """Say what speaks against a conflict that one model can never resolve; empty if nothing."""
+    measured, past = about.measured, about.evidence.past
+    length = math.sqrt(sum(entry.norm**2 for entry in past[-1:]))
+    in_common = (measured["mean_norm"] / length) ** 2 if length else 1.0
+    measured["in_common"] = in_common
+    if len(past) < ROUNDS_TO_CONVERGE:
+        return f"after {len(past)} rounds nobody can tell"
+    third = len(past) // 3
+    before, after = past[-2 * third : -third], past[-third:]
+    norm_left = sum(e.norm for e in after) / max(sum(e.norm for e in before), 1e-300)
+    measured["norm_left"] = norm_left
+    losses = [[e.loss for e in part if e.loss is not None] for part in (before, after)]
+    if all(losses):
+        measured["loss_left"] = float(np.mean(losses[1]) / max(float(np.mean(losses[0])), 1e-300))
+    if in_common > MOST_IN_COMMON:
+        return f"the updates still have {in_common:.0%} in common"
+    if norm_left < LEAST_NORM_LEFT:
+        return f"the updates still shrink (to {norm_left:.0%} over the last third of the rounds)"
+    if measured.get("loss_left", 1.0) < LEAST_LOSS_LEFT:
+        return f"the losses still fall (to {measured['loss_left']:.0%} over the last third of the rounds)"
+    return ""
+
+
+def _pairs(losses: Sequence[float]) -> list[tuple[float, float]]:
+    return list(zip(losses[::2], losses[1::2], strict=True))
+
+
+def _gain(together: float, apart: float) -> float:
+    """By how much a loss is lower apart. A model that has diverged is as bad as can be."""
+    worst = 1e6
+    first, second = (loss if math.isfinite(loss) else worst for loss in (together, apart))
+    return first - second
+
+
+def _gains(losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {i: float(np.mean([_gain(*pair) for pair in _pairs(own)])) for i, own in losses.items()}
+
+
+def _p_value(gains: Sequence[float], alternative: str) -> float:
+    """Test by Wilcoxon's signed ranks whether gains are above ("greater") or below zero."""
+    if not any(gains):
+        return 1.0
+    return float(wilcoxon(gains, alternative=alternative).pvalue)
+
+
+def _sizes(groups: np.ndarray) -> str:
+    return " + ".join(str(count) for count in sorted(np.bincount(groups).tolist(), reverse=True))
+
+
+def _counts(groups: Groups) -> str:
+    return " + ".join(str(count) for count in sorted(map(len, groups), reverse=True))

@@ -1,0 +1,199 @@
+"""What a rule is shown about a cluster, and what it answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from fedbranch.core.geometry import Array, norms, to_numpy
+
+__all__ = [
+    "Asks",
+    "Decision",
+    "Evidence",
+    "Groups",
+    "PastRound",
+    "Review",
+    "Rule",
+    "Verdict",
+    "norm_measurements",
+]
+
+Verdict = Literal["train", "hold", "split", "keep", "merge"]
+Asks = Literal["nothing", "halves", "losses"]
+Groups = tuple[tuple[str, ...], ...]
+
+
+class PastRound(NamedTuple):
+    """A round in which a cluster trained."""
+
+    norm: float  # root of the mean squared length of the clients' updates
+    loss: float | None  # mean of the training losses that they reported, if they did
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """What the server knows about one cluster, all of it measured at the same parameters.
+
+    Attributes
+    ----------
+    node_id, round
+        Which leaf, and when.
+    client_ids
+        The clients that answered, sorted; one row of ``updates`` each.
+    updates
+        Shape (num_answered, num_params): what is compared.
+    weights
+        Shape (num_answered,): each client's weight in the mean.
+    mean_update
+        Shape (num_params,): the aggregate of ``updates``.
+    num_members
+        All clients of the cluster, answered or not.
+    rounds_trained
+        How often the cluster's parameters have moved since it was born.
+    rounds_held
+        For how many rounds they have stood still to collect these updates.
+    rounds_since_hold
+        How often they have moved since the cluster last held without being split; None if it
+        never did.
+    asked_for_halves
+        Whether the clients were asked for half updates. ``updates`` are then means of two, for
+        those who could.
+    half_differences
+        Shape (num_answered, num_params): half the difference of the two; None unless all of
+        them sent one.
+    proposal
+        The groups that the rule proposed before, while it waits for losses; otherwise empty.
+        Clients that have left since are not among them.
+    losses
+        Client id -> its losses under the proposal's trials, in pairs: one step together, one
+        step in its group. One pair on held-out data; or two, each of steps made by one half
+        of everybody's data and measured on the other half. Empty unless there is a proposal.
+    rounds_proposed
+        How many rounds ago the proposal was made.
+    num_examined
+        How many examinations with half updates did not end in a split.
+    rounds_since_examined
+        How often the parameters have moved since the last of them; None if there was none.
+    rounds_held_for_it
+        How many rounds that one had to stand still for.
+    past
+        The rounds in which the cluster trained, from the first on.
+    """
+
+    node_id: int
+    round: int
+    client_ids: tuple[str, ...]
+    updates: Array
+    weights: Array
+    mean_update: Array
+    num_members: int
+    rounds_trained: int
+    rounds_held: int
+    rounds_since_hold: int | None
+    asked_for_halves: bool = False
+    half_differences: Array | None = None
+    proposal: Groups = ()
+    losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    rounds_proposed: int = 0
+    num_examined: int = 0
+    rounds_since_examined: int | None = None
+    rounds_held_for_it: int = 0
+    past: Sequence[PastRound] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Review:
+    """What is known about a split some rounds after it.
+
+    Attributes
+    ----------
+    node_id, round
+        Which inner node, and when.
+    rounds_since_split
+        How long ago it was split.
+    clusters
+        Leaf below the node -> ids of its clients.
+    losses
+        Client id -> its held-out losses under two models: the mean of all leaves below the
+        node, and its own leaf.
+    """
+
+    node_id: int
+    round: int
+    rounds_since_split: int
+    clusters: Mapping[int, Sequence[str]]
+    losses: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was measured in a cluster, what follows from it, and why.
+
+    Attributes
+    ----------
+    node_id, round
+        Which leaf, and when.
+    verdict
+        ``"train"``: average the updates and go on. ``"hold"``: keep the parameters still
+        until more of the cluster's clients have answered. ``"split"``: into ``groups``. And
+        of a split that is looked at again: ``"keep"`` it, or ``"merge"`` it back.
+    reason
+        One line, for people.
+    measurements
+        Everything the reason speaks of, by name.
+    groups
+        Client ids of each new cluster; empty unless the verdict is to split or losses are
+        asked for.
+    asks
+        What the clients are asked for beside updates. ``"halves"``: in the next round, half
+        updates, after training on. ``"losses"``, with the verdict to hold: how each client
+        would fare after one step together and after one in its group of ``groups``.
+    """
+
+    node_id: int
+    round: int
+    verdict: Verdict
+    reason: str
+    measurements: Mapping[str, float] = field(default_factory=dict)
+    groups: Groups = ()
+    asks: Asks = "nothing"
+
+
+class Rule(Protocol):
+    """Anything that can look at a cluster and decide.
+
+    A rule that also has ``review_after``, numbers of rounds, and ``review(review) ->
+    Decision`` is shown its splits again so many rounds after they were made.
+    """
+
+    def examine(self, evidence: Evidence) -> Decision:
+        """Decide what happens to a cluster."""
+        ...
+
+
+def norm_measurements(evidence: Evidence) -> dict[str, float]:
+    """Measure the two norms of the paper's criteria, and say over whom."""
+    lengths = to_numpy(norms(evidence.updates))
+    num_answered = len(evidence.client_ids)
+    squared_mean = float(norms(evidence.mean_update[None, :])[0]) ** 2
+    # E‖mean of a sample‖² = ‖mean of all‖² + sampling variance. For a sample of n out of N
+    # drawn without replacement the variance is (1 − n/N) n/(n−1) Σ p_i² ‖u_i − mean‖²,
+    # with p_i the normalised weights.
+    missing_share = 1 - num_answered / evidence.num_members
+    if missing_share > 0 and num_answered > 1:
+        shares = to_numpy(evidence.weights).astype(np.float64)
+        shares = shares / shares.sum()
+        distances = to_numpy(norms(evidence.updates - evidence.mean_update[None, :]))
+        spread = num_answered / (num_answered - 1) * float((shares**2 * distances**2).sum())
+        squared_mean -= missing_share * spread
+    return {
+        "mean_norm": math.sqrt(max(0.0, squared_mean)),
+        "max_norm": float(lengths.max()),
+        "num_answered": num_answered,
+        "num_members": evidence.num_members,
+    }
