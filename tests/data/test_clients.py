@@ -97,6 +97,45 @@ def test_own_test_rows_are_held_out_of_the_clients_own():
     assert [len(client.test.x) for client in clients.values()] == [10] * 4
 
 
+@pytest.mark.parametrize("held_out", ["shared", "own"])
+def test_validation_rows_are_set_aside_from_the_clients_own_training_rows(held_out):
+    settings = {
+        "num_clients": 4, "held_out": held_out, "seed": 0,
+        "groups": feature_noise(2, standard_deviation=1.0),
+    }  # fmt: skip
+    without = federate(X, Y, **settings)
+    clients = federate(X, Y, validation_fraction=0.3, **settings)
+
+    for client_id, client in clients.items():
+        whole = without[client_id]
+        assert whole.validation is None
+        assert len(client.validation.x) == 6
+        together = np.concatenate([client.train.x, client.validation.x])
+        assert np.array_equal(np.sort(together, axis=0), np.sort(whole.train.x, axis=0))
+        label_of = {tuple(row): label for row, label in zip(*whole.train, strict=True)}
+        for part in (client.train, client.validation):
+            assert [label_of[tuple(row)] for row in part.x] == part.y.tolist()
+        assert np.array_equal(client.test.x, whole.test.x)
+
+
+def test_one_row_stays_on_each_side():
+    few = federate(X[:8], Y[:8], num_clients=3, validation_fraction=0.01, seed=0)
+    most = federate(X[:8], Y[:8], num_clients=3, validation_fraction=0.99, seed=0)
+
+    assert [len(client.validation.x) for client in few.values()] == [1] * 3
+    assert [len(client.train.x) for client in most.values()] == [1] * 3
+
+
+def test_decisions_are_made_on_validation_examples_or_else_on_test_examples():
+    train, test, validation = (X, Y), (X[:5], Y[:5]), (X[5:7], Y[5:7])
+
+    assert ClientData(train).held_out is None
+    assert len(ClientData(train, test).held_out.x) == 5
+    assert len(ClientData(train, test, validation=validation).held_out.x) == 2
+    with pytest.raises(ValueError, match="validation has no examples"):
+        ClientData(train, validation=(X[:0], Y[:0]))
+
+
 def test_training_and_test_data_are_seen_through_the_groups_transform():
     swaps = label_swaps(2, seed=0)
     clients = federate(X, Y, num_clients=4, groups=swaps, seed=0)
@@ -145,6 +184,9 @@ def test_a_users_partition_and_ids_in_order():
     ("settings", "message"),
     [
         ({"test_fraction": 1.0}, "test_fraction is 1.0"),
+        ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
+        ({"validation_fraction": -0.1}, "validation_fraction is -0.1"),
+        ({"num_clients": 80, "validation_fraction": 0.5}, "into training and validation"),
         ({"held_out": "mine"}, "held_out is 'mine'"),
         ({"group_of": [0, 0]}, "group_of is"),
         ({"y": Y[:50]}, r"\(100, 2\) and targets of shape \(50,\)"),

@@ -1,6 +1,6 @@
 """Clients' data: who gets which rows, what differs between groups, and where rows come from."""
 
-from fedbranch.data.clients import ClientData, Examples, federate
+from fedbranch.data.clients import ClientData, Examples, PartName, federate
 from fedbranch.data.groups import (
     AddNoise,
     Relabel,
@@ -18,6 +18,7 @@ __all__ = [
     "AddNoise",
     "ClientData",
     "Examples",
+    "PartName",
     "Relabel",
     "Rotate",
     "Transform",

@@ -13,9 +13,10 @@ from fedbranch.core.geometry import to_numpy
 from fedbranch.data.groups import Transform
 from fedbranch.data.partition import Rows, iid
 
-__all__ = ["ClientData", "Examples", "Partition", "federate"]
+__all__ = ["ClientData", "Examples", "PartName", "Partition", "federate"]
 
 Partition: TypeAlias = Callable[..., list[Rows]]
+PartName: TypeAlias = Literal["train", "test", "validation", "held_out"]
 
 
 class Examples(NamedTuple):
@@ -44,6 +45,9 @@ class ClientData:
         items are such pairs, for example a ``torch.utils.data.Dataset``.
     test
         The same, held out for evaluation.
+    validation
+        The same, held out for decisions: whether a split paid, and which model on the path
+        is best. Without it the test examples are used for these.
     group
         Its true group, where that is known. Used to judge the clusters, never to find them.
     joins, leaves
@@ -62,6 +66,7 @@ class ClientData:
 
     train: Examples
     test: Examples | None = None
+    validation: Examples | None = None
     group: str | None = None
     joins: int = 1
     leaves: int | None = None
@@ -71,6 +76,7 @@ class ClientData:
         train: tuple[ArrayLike, ArrayLike] | Pairs,
         test: tuple[ArrayLike, ArrayLike] | Pairs | None = None,
         *,
+        validation: tuple[ArrayLike, ArrayLike] | Pairs | None = None,
         group: str | None = None,
         joins: int = 1,
         leaves: int | None = None,
@@ -83,12 +89,18 @@ class ClientData:
         values = {
             "train": _as_examples(train, "train"),
             "test": None if test is None else _as_examples(test, "test"),
+            "validation": None if validation is None else _as_examples(validation, "validation"),
             "group": group,
             "joins": joins,
             "leaves": leaves,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def held_out(self) -> Examples | None:
+        """What decisions are made on: the validation examples or, without any, the test ones."""
+        return self.test if self.validation is None else self.validation
 
     def takes_part(self, in_round: int) -> bool:
         """Say whether the client is there in a round."""
@@ -105,6 +117,7 @@ def federate(
     partition: Partition = iid,
     held_out: Literal["shared", "own"] = "shared",
     test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
     seed: int,
 ) -> dict[str, ClientData]:
     """Deal one data set out to clients in groups.
@@ -128,6 +141,9 @@ def federate(
         transform, as in the paper. ``"own"``: on a part of its own rows.
     test_fraction
         The share of rows that is held out, in (0, 1).
+    validation_fraction
+        The share of every client's own training rows that is set aside for validation, in
+        [0, 1). The others and the test rows stay what they are without it.
     seed
         The same seed gives the same federation.
 
@@ -146,6 +162,10 @@ def federate(
     rows = _as_examples((x, y), "the data set")
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
+    if not 0 <= validation_fraction < 1:
+        raise ValueError(
+            f"validation_fraction is {validation_fraction}; it must be at least 0 and below 1"
+        )
     if held_out not in ("shared", "own"):
         raise ValueError(f"held_out is {held_out!r}; it must be 'shared' or 'own'")
     num_groups = max(1, len(groups))
@@ -155,27 +175,39 @@ def federate(
             f"group_of is {chosen}; name one of the {num_groups} groups, counted from 0, for each "
             f"of the {num_clients} clients"
         )
-    split_seed, part_seed, *noise_seeds = _independent_seeds(seed, 2 + 2 * num_clients)
+    split_seed, part_seed, *noise_seeds, validation_seed = _independent_seeds(
+        seed, 3 + 2 * num_clients
+    )
     all_rows = np.arange(len(rows.y))
     if held_out == "shared":
-        train_rows, test_rows = _split_off(all_rows, test_fraction, split_seed)
+        train_rows, test_rows = _split_off(all_rows, test_fraction, split_seed, "test")
         parts = [
             train_rows[part] for part in partition(rows.y[train_rows], num_clients, seed=part_seed)
         ]
         tests = [test_rows] * num_clients
     else:
         whole = partition(rows.y, num_clients, seed=part_seed)
-        pairs = [_split_off(part, test_fraction, split_seed) for part in whole]
+        pairs = [_split_off(part, test_fraction, split_seed, "test") for part in whole]
         parts, tests = [train for train, _ in pairs], [test for _, test in pairs]
 
     digits = len(str(num_clients - 1))
     clients = {}
     for i, group in enumerate(chosen):
-        seen = [
+        train, test = (
             _see(rows, part, groups, group, noise_seeds[2 * i + which])
             for which, part in enumerate((parts[i], tests[i]))
-        ]
-        clients[f"client-{i:0{digits}d}"] = ClientData(*seen, group=str(group))
+        )
+        validation = None
+        if validation_fraction > 0:
+            # After the transform, so that a row is the same whichever side it comes to.
+            x, y = train
+            kept, aside = _split_off(
+                np.arange(len(y)), validation_fraction, validation_seed, "validation"
+            )
+            train, validation = (x[kept], y[kept]), (x[aside], y[aside])
+        clients[f"client-{i:0{digits}d}"] = ClientData(
+            train, test, validation=validation, group=str(group)
+        )
     return clients
 
 
@@ -186,12 +218,12 @@ def _see(
     return groups[group](x, y, np.random.default_rng(seed)) if groups else (x, y)
 
 
-def _split_off(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    num_test = min(max(1, round(len(rows) * fraction)), len(rows) - 1)
-    if num_test < 1:
-        raise ValueError(f"{len(rows)} row(s) cannot be split into training and test rows")
+def _split_off(rows: Rows, fraction: float, seed: int, name: str) -> tuple[Rows, Rows]:
+    num_aside = min(max(1, round(len(rows) * fraction)), len(rows) - 1)
+    if num_aside < 1:
+        raise ValueError(f"{len(rows)} row(s) cannot be split into training and {name} rows")
     order = np.random.default_rng(seed).permutation(rows)
-    return np.sort(order[num_test:]), np.sort(order[:num_test])
+    return np.sort(order[num_aside:]), np.sort(order[:num_aside])
 
 
 def _independent_seeds(seed: int, count: int) -> list[int]:
