@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,8 +7,10 @@ import torch
 from torch import nn
 
 from fedbranch import LocalTraining, Task, sgd
-from fedbranch.client import ModelState, accuracy, adam, evaluate, local_update
+from fedbranch.client import ModelState, accuracy, adam, evaluate, local_update, trial_losses
 from fedbranch.data import Examples
+from fedbranch.halves import half_rows, training_seeds
+from fedbranch.messages import Trial
 from fedbranch.randomness import permutations
 from fedbranch.seeds import stream_seed
 
@@ -350,3 +353,114 @@ def test_bad_settings_are_named(settings, message):
 def test_a_model_without_parameters_is_named():
     with pytest.raises(ValueError, match="Flatten has no trainable parameters"):
         ModelState.of(nn.Flatten())
+
+
+def normalised():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.2), nn.Linear(3, 2))
+
+
+def update_on_halves(model, data, training, halves=3, seed=5, halves_seed=11):
+    task = replace(task_at_start(model), halves=halves)
+    return local_update(
+        copy.deepcopy(model), ModelState.of(model), task, data, training,
+        seed=seed, halves_seed=halves_seed,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [linear, normalised])
+@pytest.mark.parametrize(
+    "training",
+    [
+        LocalTraining(epochs=2, batch_size=8),
+        LocalTraining(steps=5, batch_size=8, send_gradient=True),
+    ],
+)
+@pytest.mark.parametrize("num_rows", [4, 31])
+def test_halves_are_trained_on_from_the_same_start(make, training, num_rows):
+    model, data = make(), examples(num_rows)
+    a, b = (
+        update_of(model, Examples(data.x[rows], data.y[rows]), training, seed=seed)
+        for rows, seed in zip(half_rows(num_rows, 11, 3), training_seeds(5), strict=True)
+    )
+
+    update = update_on_halves(model, data, training)
+
+    assert np.array_equal(update.vector, (a.vector + b.vector) / 2)
+    assert np.array_equal(update.buffers, (a.buffers + b.buffers) / 2)
+    compared = (a.signal, b.signal) if training.send_gradient else (a.vector, b.vector)
+    assert np.array_equal(update.half_difference, (compared[0] - compared[1]) / 2)
+    assert update.half_difference.any()
+    if training.send_gradient:
+        assert np.array_equal(update.signal, (a.signal + b.signal) / 2)
+    visits = [training.num_visits(int(half.num_examples)) for half in (a, b)]
+    loss = (a.metrics["loss"] * visits[0] + b.metrics["loss"] * visits[1]) / sum(visits)
+    assert update.metrics["loss"] == pytest.approx(loss)
+    assert update.num_examples == num_rows
+    assert update.base == "0.0"
+
+
+def test_the_halves_of_a_task_are_named_by_its_number():
+    model, data, training = linear(), examples(), LocalTraining(epochs=1)
+    first, same, other = (update_on_halves(model, data, training, n) for n in (3, 3, 4))
+
+    assert np.array_equal(first.half_difference, same.half_difference)
+    assert not np.array_equal(first.half_difference, other.half_difference)
+
+
+@pytest.mark.parametrize(("num_rows", "halves_seed"), [(3, 11), (30, None)])
+def test_who_cannot_make_halves_trains_as_usual(num_rows, halves_seed):
+    model, data, training = linear(), examples(num_rows), LocalTraining(epochs=1)
+
+    update = update_on_halves(model, data, training, halves_seed=halves_seed)
+
+    assert update.half_difference is None
+    assert np.array_equal(update.vector, update_of(model, data, training, seed=5).vector)
+
+
+def test_trials_measure_the_loss_under_other_parameters():
+    model, train, held_out = linear(), examples(31), examples(9, seed=1)
+    first, second = half_rows(31, 11, 3)
+    rows = {
+        "held-out": held_out,
+        "first half": Examples(train.x[first], train.y[first]),
+        "second half": Examples(train.x[second], train.y[second]),
+    }
+    rng = np.random.default_rng(0)
+    trials = [
+        Trial(
+            params=rng.normal(size=10).astype(np.float32),
+            buffers=np.zeros(0, np.float32),
+            on=on,
+            halves=None if on == "held-out" else 3,
+        )
+        for on in ("second half", "held-out", "first half", "held-out")
+    ]
+
+    losses = trial_losses(
+        copy.deepcopy(model), ModelState.of(model), trials, train, held_out,
+        LocalTraining(epochs=1), halves_seed=11,
+    )  # fmt: skip
+
+    for trial, loss in zip(trials, losses, strict=True):
+        tried = copy.deepcopy(model)
+        ModelState.of(model).moved_by(trial.params, trial.buffers).load_into(tried)
+        x, y = map(torch.tensor, rows[trial.on])
+        assert loss == pytest.approx(nn.functional.cross_entropy(tried(x), y).item(), rel=1e-5)
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize(
+    ("on", "num_rows", "held_out"), [("held-out", 30, None), ("first half", 3, examples())]
+)
+def test_who_lacks_the_examples_of_a_trial_gives_no_losses(on, num_rows, held_out):
+    model = linear()
+    zeros = np.zeros(10, np.float32)
+    trials = [Trial(params=zeros, buffers=zeros[:0], on=on, halves=None if on == "held-out" else 1)]
+
+    losses = trial_losses(
+        model, ModelState.of(model), trials, examples(num_rows), held_out,
+        LocalTraining(epochs=1), halves_seed=0,
+    )  # fmt: skip
+
+    assert losses is None

@@ -25,11 +25,12 @@ MAY_SEE = {
     "data": {"core", "data", "errors"},
     "randomness": set(),
     "seeds": set(),
-    "client": {"data", "messages", "randomness", "tree"},
+    "halves": {"seeds"},
+    "client": {"data", "halves", "messages", "randomness", "tree"},
     "runs": {"checkpoint", "errors", "records", "server", "tree"},
     "sim": {
-        "checkpoint", "client", "core", "data", "errors", "examination", "messages", "randomness", "rules",
-        "runs", "seeds", "server", "sim", "tree",
+        "checkpoint", "client", "core", "data", "errors", "examination", "halves", "messages",
+        "randomness", "rules", "runs", "seeds", "server", "sim", "tree",
     },
     "flower": {
         "checkpoint", "errors", "flower", "messages", "records", "rules", "runs", "seeds", "server", "tree",

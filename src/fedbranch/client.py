@@ -6,9 +6,9 @@ Readable first: the simulator's faster paths must give the same results as these
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbranch.data import Examples
-from fedbranch.messages import Task, Update
+from fedbranch.halves import half_rows, training_seeds
+from fedbranch.messages import Task, Trial, Update
 from fedbranch.randomness import SeededDropout, permutations
 from fedbranch.tree import Vector
 
@@ -30,6 +31,7 @@ __all__ = [
     "evaluate",
     "local_update",
     "sgd",
+    "trial_losses",
 ]
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -243,6 +245,7 @@ def local_update(
     training: LocalTraining,
     *,
     seed: int,
+    halves_seed: int | None = None,
 ) -> Update:
     """Do a client's work in a round: load the parameters, train, give the update.
 
@@ -260,15 +263,43 @@ def local_update(
         How to train.
     seed
         For the order of the examples and for dropout; see :mod:`fedbranch.randomness`.
+    halves_seed
+        The client's seed for its halves, from :func:`fedbranch.halves.halves_seed`. Without
+        it, or with too few examples, the client trains on all of them also if the task asks
+        for halves.
 
     Returns
     -------
     Update
-        After minus before, with the training loss of the examples as they were visited.
+        After minus before, with the training loss of the examples as they were visited. If
+        the task asks for halves, the mean of both halves' updates, and half their difference
+        (or that of their signals, if these are sent). Epochs are then passes over each half,
+        steps are steps on each of them.
     """
+    x, y = tensors(data, model)
+    halves = None
+    if task.halves is not None and halves_seed is not None:
+        halves = half_rows(len(x), halves_seed, task.halves)
+    if halves is None:
+        return _trained(model, initial, task, x, y, training, seed)
+    a, b = (
+        _trained(model, initial, task, *_taken(x, y, rows), training, own_seed)
+        for rows, own_seed in zip(halves, training_seeds(seed), strict=True)
+    )
+    return _of_both_halves(a, b, training)
+
+
+def _trained(
+    model: nn.Module,
+    initial: ModelState,
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    training: LocalTraining,
+    seed: int,
+) -> Update:
     initial.moved_by(task.params, task.buffers).load_into(model)
     before = ModelState.of(model)  # as the model's own precision holds it
-    x, y = tensors(data, model)
     with products_in(training.precision, x.device):
         signal = _gradient(model, x, y, training, seed) if training.send_gradient else None
         loss = _train(model, x, y, training, seed)
@@ -281,6 +312,79 @@ def local_update(
         base=task.base,
         signal=None if signal is None else -signal.float().cpu().numpy(),
     )
+
+
+def _of_both_halves(a: Update, b: Update, training: LocalTraining) -> Update:
+    assert a.buffers is not None
+    assert b.buffers is not None
+    visits = [training.num_visits(int(half.num_examples)) for half in (a, b)]
+    losses = [half.metrics["loss"] for half in (a, b)]
+    half_difference, signal = (a.vector - b.vector) / 2, None
+    if a.signal is not None and b.signal is not None:
+        half_difference, signal = (a.signal - b.signal) / 2, (a.signal + b.signal) / 2
+    return Update(
+        vector=(a.vector + b.vector) / 2,
+        num_examples=a.num_examples + b.num_examples,
+        metrics={"loss": float(np.average(losses, weights=visits))},
+        buffers=(a.buffers + b.buffers) / 2,
+        base=a.base,
+        signal=signal,
+        half_difference=half_difference,
+    )
+
+
+def _taken(x: Tensor, y: Tensor, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+    places = torch.from_numpy(rows).to(x.device)
+    return x[places], y[places]
+
+
+def trial_losses(
+    model: nn.Module,
+    initial: ModelState,
+    trials: Sequence[Trial],
+    train: Examples | tuple[Tensor, Tensor],
+    held_out: Examples | tuple[Tensor, Tensor] | None,
+    training: LocalTraining,
+    *,
+    halves_seed: int,
+) -> tuple[float, ...] | None:
+    """Measure a client's mean loss under models that the server wants to try, in turn.
+
+    Parameters
+    ----------
+    model
+        Where to measure. Its own parameters are overwritten.
+    initial
+        The initial model θ0, from which the trials' parameters are displacements.
+    trials
+        What the server wants to know.
+    train, held_out
+        The client's training examples, whose halves trials may be about, and those that it
+        holds out for decisions, if it has any.
+    training
+        Its loss.
+    halves_seed
+        As for :func:`local_update`.
+
+    Returns
+    -------
+    tuple or None
+        One loss for each trial; None if the client lacks the examples of any of them.
+    """
+    only_loss = replace(training, metrics={})
+    losses = []
+    for trial in trials:
+        data = held_out
+        if trial.on != "held-out":
+            assert trial.halves is not None
+            x, y = tensors(train, model)
+            halves = half_rows(len(x), halves_seed, trial.halves)
+            data = None if halves is None else _taken(x, y, halves[trial.on == "second half"])
+        if data is None:
+            return None
+        initial.moved_by(trial.params, trial.buffers).load_into(model)
+        losses.append(evaluate(model, data, only_loss)["loss"])
+    return tuple(losses)
 
 
 @torch.no_grad()
