@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from torch import nn
 
 from fedbranch.client import LocalTraining, ModelState
-from fedbranch.data import ClientData
-from fedbranch.messages import Task, Update, UpdateBatch
+from fedbranch.data import ClientData, PartName
+from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.sim.reference import Reference
 from fedbranch.sim.stacked_model import CannotStack
 from fedbranch.sim.vectorised import Vectorised
@@ -30,12 +30,17 @@ class Engine(Protocol):
     def updates(
         self, tasks: Mapping[str, Task], seeds: Mapping[str, int]
     ) -> UpdateBatch | Mapping[str, Update]:
-        """Let every client with a task train, with its seed."""
+        """Let every client with a task train, with its seed; on halves where it says so."""
         ...
 
-    def measure(
-        self, at: Mapping[str, Node], part: Literal["train", "test"]
-    ) -> dict[str, dict[str, float]]:
+    def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
+        """Measure clients' losses under models that the server wants to try.
+
+        Those who lack the examples of any of their trials are left out.
+        """
+        ...
+
+    def measure(self, at: Mapping[str, Node], part: PartName) -> dict[str, dict[str, float]]:
         """Measure clients on their data, each under the model of a node.
 
         Those without such data are left out.
@@ -62,6 +67,7 @@ def start_engine(
     clients: Mapping[str, ClientData],
     training: LocalTraining,
     *,
+    seed: int = 0,
     num_workers: int | None = None,
 ) -> tuple[Engine, EngineChoice]:
     """Make the engine that was asked for, or the best one for this model and device.
@@ -73,6 +79,8 @@ def start_engine(
         what can, and the reason says why.
     model, initial, clients, training
         The work.
+    seed
+        That of the run, from which the clients' halves follow.
     num_workers
         For the workers; by default one for each core.
     """
@@ -84,7 +92,8 @@ def start_engine(
     name, reason = (asked, "as asked") if asked != "auto" else preferred(model, training, device)
     if name == "vectorised":
         try:
-            return Vectorised(model, initial, clients, training), EngineChoice(name, reason)
+            stack = Vectorised(model, initial, clients, training, seed=seed)
+            return stack, EngineChoice(name, reason)
         except CannotStack as error:
             reason = f"the clients cannot be trained as one stack: {error}"
             name = "workers"
@@ -92,11 +101,12 @@ def start_engine(
         try:
             if device != "cpu":
                 raise CannotFork(f"workers compute on the CPU, this run on {device}")
-            engine = Workers(model, initial, clients, training, num_workers)
+            engine = Workers(model, initial, clients, training, num_workers, seed=seed)
             return engine, EngineChoice(name, reason)
         except CannotFork as error:
             reason = f"{reason}; {error}" if reason != "as asked" else str(error)
-    return Reference(model, initial, clients, training), EngineChoice("reference", reason)
+    reference = Reference(model, initial, clients, training, seed=seed)
+    return reference, EngineChoice("reference", reason)
 
 
 def preferred(model: nn.Module, training: LocalTraining, device: str) -> tuple[str, str]:

@@ -6,21 +6,23 @@ import copy
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining, ModelState
-from fedbranch.data import ClientData
-from fedbranch.messages import Task, Update, UpdateBatch
+from fedbranch.data import ClientData, PartName
+from fedbranch.halves import half_rows, halves_seed
+from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.seeds import draw_clients, stream_seed
 from fedbranch.server import Server
-from fedbranch.sim.engines import EngineName, start_engine
+from fedbranch.sim.engines import Engine, EngineName, start_engine
+from fedbranch.sim.reference import Reference
 from fedbranch.tree import Node, ParameterTree
 
-__all__ = ["Population", "chosen_device"]
+__all__ = ["Population", "chosen_device", "only_finite"]
 
 
 class Population:
@@ -70,8 +72,15 @@ class Population:
         self.seed = seed
         self.model = copy.deepcopy(model).to(chosen_device(device))
         self.initial = ModelState.of(self.model)
+        self.engine: Engine
         self.engine, self.engine_choice = start_engine(
-            engine, self.model, self.initial, self.clients, training, num_workers=num_workers
+            engine,
+            self.model,
+            self.initial,
+            self.clients,
+            training,
+            seed=seed,
+            num_workers=num_workers,
         )
         self._coming: dict[int, list[str]] = defaultdict(list)  # round -> who joins
         self._going: dict[int, list[str]] = defaultdict(list)
@@ -122,18 +131,39 @@ class Population:
         seeds = {i: stream_seed(self.seed, this_round, i) for i in tasks}
         return self.engine.updates(tasks, seeds) if tasks else {}
 
-    def num_visits(self, client_ids: Iterable[str]) -> int:
-        """Count the examples that these clients see when they train."""
-        return sum(self.training.num_visits(len(self.clients[i].train.x)) for i in client_ids)
+    def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
+        """Let every client measure its loss under the models that the server wants to try.
+
+        Those who lack the examples for it are left out.
+        """
+        asked = {client_id: own for client_id, own in trials.items() if own}
+        return self.engine.losses(asked) if asked else {}
+
+    def num_visits(self, tasks: Mapping[str, Task]) -> int:
+        """Count the examples that clients see when they train."""
+        num_visits = 0
+        for client_id, task in tasks.items():
+            num_rows = len(self.clients[client_id].train.x)
+            halves = None
+            if task.halves is not None:
+                halves = half_rows(num_rows, halves_seed(self.seed, client_id), task.halves)
+            sizes = [num_rows] if halves is None else map(len, halves)
+            num_visits += sum(self.training.num_visits(size) for size in sizes)
+        return num_visits
 
     def evaluation(self, tree: ParameterTree) -> dict[str, dict[str, float | None]]:
         """Measure every client on its held-out data, under the model of its position."""
-        at = {i: tree[tree.position(i)] for i in tree.client_ids}
-        measured = self.engine.measure(at, "test") if at else {}
-        return {
-            client_id: {n: v if math.isfinite(v) else None for n, v in measured[client_id].items()}
-            for client_id in sorted(measured)
-        }
+        return self.measured({i: tree[tree.position(i)] for i in tree.client_ids}, "test")
+
+    def measured(
+        self, at: Mapping[str, Node], part: PartName
+    ) -> dict[str, dict[str, float | None]]:
+        """Measure clients on a part of their data, each under the model of a node.
+
+        Those without such data are left out.
+        """
+        measured = self.engine.measure(at, part) if at else {}
+        return {client_id: only_finite(measured[client_id]) for client_id in sorted(measured)}
 
     def training_losses(self, node: Node, client_ids: Iterable[str]) -> dict[str, float]:
         """Measure the model at a tree node on clients' training data."""
@@ -145,8 +175,12 @@ class Population:
         self.initial.moved_by(node.params, node.buffers).load_into(self.model)
 
     def close(self) -> None:
-        """End everything that runs beside this process."""
+        """End everything that runs beside this process; what is measured later, it measures."""
         self.engine.close()
+        if self.engine.name == "workers":  # or they would be started again
+            self.engine = Reference(
+                self.model, self.initial, self.clients, self.training, seed=self.seed
+            )
 
     def model_at(self, node: Node) -> nn.Module:
         """Give a copy of the model at a tree node, in evaluation mode."""
@@ -166,6 +200,12 @@ class Population:
                     "group": client.group,
                     "num_train": len(client.train.x),
                     "num_test": 0 if client.test is None else len(client.test.x),
+                    # Only where there are any: older run folders do not know of them.
+                    **(
+                        {}
+                        if client.validation is None
+                        else {"num_validation": len(client.validation.x)}
+                    ),
                     "data": _digest(client),
                     "joins": client.joins,
                     "leaves": client.leaves,
@@ -182,10 +222,18 @@ def chosen_device(device: str) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def only_finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace what JSON cannot hold."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
 def _digest(client: ClientData) -> str:
     """Name a client's data by a hash of their bytes."""
     digest = hashlib.sha256()
-    for examples in (client.train, client.test):
+    for name in ("train", "test", "validation"):
+        examples = getattr(client, name)
+        if name == "validation" and examples is not None:
+            digest.update(name.encode())  # a client may have these without test examples
         for array in examples or ():
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(array.tobytes())

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import TypeAlias
 
 from torch import nn
 
-from fedbranch.client import LocalTraining, ModelState, evaluate, local_update
-from fedbranch.data import ClientData, Examples
+from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, trial_losses
+from fedbranch.data import ClientData, Examples, PartName
 from fedbranch.errors import ClientFailed
-from fedbranch.messages import Task, Update
+from fedbranch.halves import halves_seed
+from fedbranch.messages import Task, Trial, Update
 from fedbranch.tree import Node
 
-__all__ = ["Reference", "naming"]
+__all__ = ["Place", "Reference", "memory_of", "naming"]
+
+Place: TypeAlias = Task | Trial | Node  # where a model can be
 
 
 class Reference:
@@ -28,11 +31,14 @@ class Reference:
         initial: ModelState,
         clients: Mapping[str, ClientData],
         training: LocalTraining,
+        *,
+        seed: int = 0,
     ) -> None:
         self._model = model
         self._initial = initial
         self._clients = clients
         self._training = training
+        self._seed = seed
 
     def updates(self, tasks: Mapping[str, Task], seeds: Mapping[str, int]) -> dict[str, Update]:
         """Let every client with a task train."""
@@ -41,13 +47,36 @@ class Reference:
             data = self._clients[client_id].train
             with naming(client_id, data, "trained"):
                 updates[client_id] = local_update(
-                    self._model, self._initial, task, data, self._training, seed=seeds[client_id]
+                    self._model,
+                    self._initial,
+                    task,
+                    data,
+                    self._training,
+                    seed=seeds[client_id],
+                    halves_seed=halves_seed(self._seed, client_id),
                 )
         return updates
 
-    def measure(
-        self, at: Mapping[str, Node], part: Literal["train", "test"]
-    ) -> dict[str, dict[str, float]]:
+    def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
+        """Measure clients' losses under models that the server wants to try."""
+        found = {}
+        for client_id, own in trials.items():
+            client = self._clients[client_id]
+            with naming(client_id, client.held_out or client.train, "evaluated"):
+                losses = trial_losses(
+                    self._model,
+                    self._initial,
+                    own,
+                    client.train,
+                    client.held_out,
+                    self._training,
+                    halves_seed=halves_seed(self._seed, client_id),
+                )
+            if losses is not None:
+                found[client_id] = losses
+        return found
+
+    def measure(self, at: Mapping[str, Node], part: PartName) -> dict[str, dict[str, float]]:
         """Measure clients on their data, each under the model of a node."""
         measured = {}
         loaded: Node | None = None
@@ -64,6 +93,14 @@ class Reference:
 
     def close(self) -> None:
         """Nothing is left behind."""
+
+
+def memory_of(place: Place) -> tuple[int, int]:
+    """Say where a place's numbers are, for as long as they are: the same memory, the same model."""
+    params, buffers = (
+        int(vector.__array_interface__["data"][0]) for vector in (place.params, place.buffers)
+    )
+    return params, buffers
 
 
 @contextmanager

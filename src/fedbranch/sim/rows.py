@@ -20,14 +20,40 @@ __all__ = ["Batch", "Schedule", "Shelf", "groups", "select_into", "selected"]
 class Shelf:
     """The rows of several clients behind each other, on the device."""
 
-    def __init__(self, examples: Sequence[Examples], model: nn.Module) -> None:
-        pairs = [tensors(part, model) for part in examples]
-        self.x = torch.cat([x for x, _ in pairs])
-        self.y = torch.cat([y for _, y in pairs])
-        self.sizes = np.array([len(x) for x, _ in pairs])
-        starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
-        self.offsets = torch.from_numpy(starts).to(self.x.device)
+    def __init__(
+        self, x: Tensor, y: Tensor, sizes: Sequence[int], chosen: Tensor | None = None
+    ) -> None:
+        self.x = x
+        self.y = y
+        self.sizes = np.array(sizes)
+        self._starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        self.offsets = torch.from_numpy(self._starts).to(x.device)
+        self._chosen = chosen  # which rows of x and y stand behind each other; all if None
         self._schedule: Schedule | None = None
+
+    @classmethod
+    def of(cls, examples: Sequence[Examples], model: nn.Module) -> Shelf:
+        """Lay out the examples of clients."""
+        pairs = [tensors(part, model) for part in examples]
+        x, y = (torch.cat([pair[i] for pair in pairs]) for i in range(2))
+        return cls(x, y, [len(pair[0]) for pair in pairs])
+
+    def parts(self, rows: Sequence[tuple[int, NDArray[np.intp]]]) -> Shelf:
+        """See some rows of some clients as the rows of others, in the same memory.
+
+        Parameters
+        ----------
+        rows
+            The position of a client on this shelf, and which of its rows.
+        """
+        assert self._chosen is None
+        places = np.concatenate([self._starts[position] + own for position, own in rows])
+        chosen = torch.from_numpy(places).to(self.x.device)
+        return Shelf(self.x, self.y, [len(own) for _, own in rows], chosen)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Say where in ``x`` and ``y`` rows are, counted from the first client's first."""
+        return rows if self._chosen is None else self._chosen[rows]
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +73,7 @@ class Shelf:
             places = start + torch.arange(int(counts.max()), device=self.x.device)
             ends = torch.from_numpy(self.sizes).to(self.x.device)
             own = torch.where(places < ends[:, None], places, 0)
-            yield self.offsets[:, None] + own, counts
+            yield self.places(self.offsets[:, None] + own), counts
 
 
 class Schedule:

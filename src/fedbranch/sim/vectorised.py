@@ -8,9 +8,10 @@ what its row goes on computing is nobody's result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,16 +21,18 @@ from torch import Tensor, nn
 from fedbranch.client import (
     EVALUATION_BATCH_SIZE,
     LocalTraining,
+    Measure,
     ModelState,
     products_in,
     tensors,
 )
 from fedbranch.core.geometry import Array
-from fedbranch.data import ClientData
+from fedbranch.data import ClientData, PartName
 from fedbranch.errors import ClientFailed
-from fedbranch.messages import Task, UpdateBatch
+from fedbranch.halves import Halves, half_rows, halves_seed, training_seeds
+from fedbranch.messages import Task, Trial, UpdateBatch
 from fedbranch.sim.lanes import Lanes, Part
-from fedbranch.sim.reference import Reference
+from fedbranch.sim.reference import Place, Reference, memory_of
 from fedbranch.sim.rows import Batch, Schedule, Shelf, groups
 from fedbranch.sim.stacked_model import IGNORED_TARGET, CannotStack, Stack, StackedModel
 from fedbranch.tree import Node
@@ -65,13 +68,16 @@ class Vectorised:
         initial: ModelState,
         clients: Mapping[str, ClientData],
         training: LocalTraining,
+        *,
+        seed: int = 0,
     ) -> None:
         self.initial = initial
         self.training = training
         self.device = initial.params.device
         self._model = model
         self._clients = clients
-        self._reference = Reference(model, initial, clients, training)
+        self._seed = seed
+        self._reference = Reference(model, initial, clients, training, seed=seed)
         _check_shapes(clients)
         x, y = _tried_rows(clients, model)
         with products_in(training.precision, self.device):
@@ -88,12 +94,22 @@ class Vectorised:
 
     def updates(self, tasks: Mapping[str, Task], seeds: Mapping[str, int]) -> UpdateBatch:
         """Let every client with a task train."""
-        ids = list(tasks)
-        sizes = {i: len(self._clients[i].train.x) for i in ids}
+        sizes = {i: len(self._clients[i].train.x) for i in tasks}
+        halves: dict[str, Halves] = {}
+        for client_id, task in tasks.items():
+            own = None if task.halves is None else self._halves(client_id, task.halves)
+            if own is not None:
+                halves[client_id] = own
+        whole = [client_id for client_id in tasks if client_id not in halves]
         chunks, parts = [], []
         for chunk, trained in self._in_turn(
-            self._chunks(ids, sizes, self.training.batch_size + 1),
-            lambda chunk: self._train(chunk, tasks, seeds),
+            [
+                *self._training_chunks({i: sizes[i] for i in whole}),
+                *self._training_chunks(
+                    {i: len(both.second_rows) for i, both in halves.items()}, lanes_per_client=2
+                ),
+            ],
+            lambda chunk: self._train(chunk, tasks, seeds, halves),
             lambda client_id: self._reference.updates({client_id: tasks[client_id]}, seeds),
         ):
             chunks.append(chunk)
@@ -112,20 +128,41 @@ class Vectorised:
             )
             if self.training.send_gradient
             else None,
+            half_differences=_to_server(_joined([part.half_differences_or_zeros for part in parts]))
+            if halves
+            else None,
         )
 
     def _train(
-        self, ids: Sequence[str], tasks: Mapping[str, Task], seeds: Mapping[str, int]
+        self,
+        ids: Sequence[str],
+        tasks: Mapping[str, Task],
+        seeds: Mapping[str, int],
+        halves: Mapping[str, Halves],
     ) -> _Trained:
+        """Train clients on all of their rows, or all of them on their halves."""
         shelf = self._shelf(ids, "train", "training")
+        if ids[0] not in halves:
+            return self._train_on(shelf, [tasks[i] for i in ids], [seeds[i] for i in ids])
+        both = list(zip(*(halves[i] for i in ids), strict=True))  # the first ones, the second ones
+        own_seeds = list(zip(*(training_seeds(seeds[i]) for i in ids), strict=True))
+        lanes = self._train_on(
+            shelf.parts([pair for rows in both for pair in enumerate(rows)]),
+            [tasks[i] for i in ids] * 2,
+            [*own_seeds[0], *own_seeds[1]],
+        )
+        return lanes.of_both_halves()
+
+    def _train_on(self, shelf: Shelf, places: Sequence[Place], seeds: Sequence[int]) -> _Trained:
+        """Train one model at each place, on its own rows of the shelf."""
         schedule = shelf.schedule(self.training)
-        before, before_buffers = self._states([tasks[i] for i in ids])
+        before, before_buffers = self._states(places)
         start = self.stacked.stack(before, before_buffers)
         if self.stacked.precision != before.dtype or start.buffers:
             # As the model's own precision holds them.
             before = StackedModel.flat(start.params, before)
             before_buffers = StackedModel.flat(start.buffers, before_buffers)
-        seed = torch.tensor([seeds[i] for i in ids], device=self.device)
+        seed = torch.tensor(seeds, device=self.device)
         signals = self._gradients(start, shelf) if self.training.send_gradient else None
         lanes = self._lanes_for(schedule)
         lanes.load(start, seed)
@@ -135,13 +172,13 @@ class Vectorised:
             after_buffers = torch.empty(
                 before_buffers.shape, dtype=before_buffers.dtype, device=self.device
             )
-        rows_of_step = schedule.rows(seed, shelf.offsets)
+        rows_of_step = shelf.places(schedule.rows(seed, shelf.offsets))
         counts_of_step = torch.from_numpy(schedule.counts).to(self.device)
         for step in range(schedule.num_steps):
             batch = Batch(rows_of_step[step], counts_of_step[step], schedule.counts[step])
             lanes.step(step, shelf, batch)
             done = schedule.finishing(step)
-            if len(done) == len(ids):
+            if len(done) == len(places):
                 after = StackedModel.flat(lanes.stack.params, before)
                 after_buffers = StackedModel.flat(lanes.stack.buffers, before_buffers)
             elif len(done):
@@ -157,8 +194,13 @@ class Vectorised:
             vectors=(after - before).float(),
             buffers=torch.where(moved, after_buffers - before_buffers, 0.0).float(),
             signals=signals,
-            losses=lanes.total_loss.double().cpu().numpy() / schedule.counts.sum(axis=0),
+            total_losses=lanes.total_loss.double().cpu().numpy(),
+            num_visits=schedule.counts.sum(axis=0),
         )
+
+    def _halves(self, client_id: str, number: int) -> Halves | None:
+        own_seed = halves_seed(self._seed, client_id)
+        return half_rows(len(self._clients[client_id].train.x), own_seed, number)
 
     def _gradients(self, stack: Stack, shelf: Shelf) -> Tensor:
         """Give the negative gradients of the mean loss over all of every client's rows."""
@@ -183,34 +225,98 @@ class Vectorised:
 
     # Measuring
 
-    def measure(
-        self, at: Mapping[str, Node], part: Literal["train", "test"]
-    ) -> dict[str, dict[str, float]]:
+    def measure(self, at: Mapping[str, Node], part: PartName) -> dict[str, dict[str, float]]:
         """Measure clients on their data, each under the model of a node."""
-        ids = [i for i in at if getattr(self._clients[i], part) is not None]
-        sizes = {i: len(getattr(self._clients[i], part).x) for i in ids}
+        sizes = {
+            i: len(examples.x)
+            for i in at
+            if (examples := getattr(self._clients[i], part)) is not None
+        }
         measured: dict[str, dict[str, float]] = {}
-        chunks = list(self._chunks(ids, sizes, EVALUATION_BATCH_SIZE, for_training=False))
-        self._forget_shelves(f"measuring {part}", but=chunks)
+        chunks = list(self._measuring_chunks(sizes))
+        purpose = f"measuring {part}"
+        self._forget_shelves(purpose, but=chunks)
         for chunk, values in self._in_turn(
             chunks,
-            lambda chunk: self._measure(chunk, at, part),
+            lambda chunk: self._measure_on(
+                self._shelf(chunk, part, purpose), [at[i] for i in chunk], self.training.measures
+            ),
             lambda client_id: self._reference.measure({client_id: at[client_id]}, part),
         ):
             for row, client_id in enumerate(chunk):
                 measured[client_id] = {name: float(v[row]) for name, v in values.items()}
         return measured
 
+    def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
+        """Measure clients' losses under models that the server wants to try."""
+        able: dict[str, list[_Tried]] = {}
+        for client_id, own in trials.items():
+            tried = [self._tried(client_id, trial) for trial in own]
+            if None not in tried:
+                able[client_id] = [one for one in tried if one is not None]
+        found = {client_id: [math.nan] * len(own) for client_id, own in able.items()}
+        for part in ("held_out", "train"):
+            positions = {
+                i: [p for p, one in enumerate(own) if one.part == part] for i, own in able.items()
+            }
+            asked = {i: [able[i][p] for p in own] for i, own in positions.items() if own}
+            for client_id, losses in self._losses_on(part, asked).items():
+                for position, loss in zip(positions[client_id], losses, strict=True):
+                    found[client_id][position] = loss
+        return {client_id: tuple(losses) for client_id, losses in found.items()}
+
+    def _losses_on(
+        self, part: PartName, asked: Mapping[str, Sequence[_Tried]]
+    ) -> dict[str, list[float]]:
+        """Try all models of many clients at once, on one part of their data."""
+        purpose = f"trying {part}"
+        chunks = list(
+            self._measuring_chunks(
+                {i: max(len(one.rows) for one in own) for i, own in asked.items()},
+                lanes_per_client=max(map(len, asked.values()), default=1),
+            )
+        )
+        self._forget_shelves(purpose, but=chunks)
+
+        def together(chunk: list[str]) -> NDArray[np.float64]:
+            lanes = [(position, one) for position, i in enumerate(chunk) for one in asked[i]]
+            shelf = self._shelf(chunk, part, purpose).parts([(p, one.rows) for p, one in lanes])
+            places = [one.trial for _, one in lanes]
+            return self._measure_on(shelf, places, {"loss": self.training.loss})["loss"]
+
+        losses: dict[str, list[float]] = {}
+        for chunk, values in self._in_turn(
+            chunks,
+            together,
+            lambda i: self._reference.losses({i: [one.trial for one in asked[i]]}),
+        ):
+            in_order = iter(values.tolist())
+            losses |= {i: [next(in_order) for _ in asked[i]] for i in chunk}
+        return losses
+
+    def _tried(self, client_id: str, trial: Trial) -> _Tried | None:
+        """Find the rows that a trial is about, if the client has them."""
+        if trial.on == "held-out":
+            held_out = self._clients[client_id].held_out
+            if held_out is None:
+                return None
+            return _Tried(trial, "held_out", np.arange(len(held_out.x)))
+        assert trial.halves is not None
+        halves = self._halves(client_id, trial.halves)
+        if halves is None:
+            return None
+        rows = halves.first_rows if trial.on == "first half" else halves.second_rows
+        return _Tried(trial, "train", rows)
+
     @torch.no_grad()
-    def _measure(
-        self, ids: Sequence[str], at: Mapping[str, Node], part: Literal["train", "test"]
+    def _measure_on(
+        self, shelf: Shelf, places: Sequence[Place], measures: Mapping[str, Measure]
     ) -> dict[str, NDArray[np.float64]]:
-        shelf = self._shelf(ids, part, f"measuring {part}")
-        stack = self.stacked.stack(*self._states([at[i] for i in ids]))
-        measures = self.training.measures
+        """Measure the model at each place on its own rows of the shelf."""
+        stack = self.stacked.stack(*self._states(places))
         can_pad = self._pads_measures
         totals = {
-            name: torch.zeros(len(ids), dtype=torch.float64, device=self.device)
+            name: torch.zeros(len(places), dtype=torch.float64, device=self.device)
             for name in measures
         }
         for rows, counts in shelf.blocks(EVALUATION_BATCH_SIZE):
@@ -255,15 +361,17 @@ class Vectorised:
                 ) from error
             yield chunk, result
 
-    def _states(self, places: Sequence[Task | Node]) -> tuple[Tensor, Tensor]:
+    def _states(self, places: Sequence[Place]) -> tuple[Tensor, Tensor]:
         """Give the parameters and buffers at nodes, one row for each place."""
         number: dict[int, int] = {}
-        unique: list[Task | Node] = []
+        number_at: dict[tuple[int, int], int] = {}
+        unique: list[Place] = []
         for place in places:
-            if id(place.params) not in number:
-                number[id(place.params)] = len(unique)
-                unique.append(place)
-        chosen = torch.tensor([number[id(place.params)] for place in places], device=self.device)
+            if id(place) not in number:
+                number[id(place)] = number_at.setdefault(memory_of(place), len(unique))
+                if len(number_at) > len(unique):
+                    unique.append(place)
+        chosen = torch.tensor([number[id(place)] for place in places], device=self.device)
         flat = []
         for name in ("params", "buffers"):
             moved = torch.from_numpy(np.stack([getattr(place, name) for place in unique]))
@@ -272,12 +380,12 @@ class Vectorised:
             flat.append(states.expand(len(places), -1) if is_one else states[chosen])
         return flat[0], flat[1]
 
-    def _shelf(self, ids: Sequence[str], part: Literal["train", "test"], purpose: str) -> Shelf:
+    def _shelf(self, ids: Sequence[str], part: PartName, purpose: str) -> Shelf:
         """Lay the rows of clients behind each other; kept while the same are asked for."""
         key = (purpose, *ids)
         shelf = self._shelves.get(key)
         if shelf is None:
-            shelf = Shelf([getattr(self._clients[i], part) for i in ids], self._model)
+            shelf = Shelf.of([getattr(self._clients[i], part) for i in ids], self._model)
             kept = sum(other.num_bytes for other in self._shelves.values())
             if kept + shelf.num_bytes <= self._kept_bytes:
                 self._shelves[key] = shelf
@@ -298,24 +406,40 @@ class Vectorised:
         total: int = torch.cuda.get_device_properties(self.device).total_memory
         return GPU_MEMORY_SHARE * total
 
+    def _training_chunks(
+        self, sizes: Mapping[str, int], *, lanes_per_client: int = 1
+    ) -> Iterator[list[str]]:
+        """Cut clients, with the number of rows of each lane, into chunks for training."""
+        if not sizes:
+            return iter(())
+        steps = self._num_steps
+        if lanes_per_client > 1:
+            steps = {i: self.training.num_steps(size) for i, size in sizes.items()}
+        width = self.training.batch_size + 1
+        longest, most_steps = max(sizes.values()), max(steps[i] for i in sizes)
+        num_passes = self.training.epochs or -(
+            -most_steps // self.training.batches_per_pass(min(sizes.values()))
+        )
+        per_lane = 4 * 6 * self.initial.params.numel()  # and gradients, optimiser state, results
+        per_lane += min(width, longest) * self._row_bytes
+        per_lane += 8 * (num_passes * longest + most_steps * width)  # the order of its rows
+        return self._chunks(sizes, steps, lanes_per_client * per_lane)
+
+    def _measuring_chunks(
+        self, sizes: Mapping[str, int], *, lanes_per_client: int = 1
+    ) -> Iterator[list[str]]:
+        """Cut clients, with the number of rows of each lane, into chunks for measuring."""
+        longest = max(sizes.values(), default=1)
+        per_lane = 4 * 2 * self.initial.params.numel()
+        per_lane += min(EVALUATION_BATCH_SIZE, longest) * self._row_bytes
+        return self._chunks(sizes, sizes, lanes_per_client * per_lane)
+
     def _chunks(
-        self, ids: Sequence[str], sizes: Mapping[str, int], width: int, *, for_training: bool = True
+        self, ids: Iterable[str], length: Mapping[str, int], per_client: int
     ) -> Iterator[list[str]]:
         """Cut clients into chunks of similar length that fit into memory."""
         budget = self._memory if self.device.type == "cuda" else CPU_CHUNK_BYTES
-        copies = 6 if for_training else 2  # parameters, gradients, optimiser state, results
-        longest = max(sizes.values(), default=1)
-        per_client = 4 * copies * self.initial.params.numel()
-        per_client += min(width, longest) * self._row_bytes
-        if for_training:  # and the order of its rows, in every pass
-            num_steps = max(self._num_steps[i] for i in ids)
-            shortest = min(sizes.values())
-            num_passes = self.training.epochs or -(
-                -num_steps // self.training.batches_per_pass(shortest)
-            )
-            per_client += 8 * (num_passes * longest + num_steps * width)
         largest = max(1, int(budget / per_client))
-        length = self._num_steps if for_training else sizes
         ordered = sorted(ids, key=lambda client_id: -length[client_id])  # stable
         chunk: list[str] = []
         for client_id in ordered:
@@ -368,14 +492,52 @@ class _Trained:
     vectors: Tensor
     buffers: Tensor
     signals: Tensor | None
-    losses: NDArray[np.float64]
+    total_losses: NDArray[np.float64]
+    num_visits: NDArray[np.int64]
+    half_differences: Tensor | None = None
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """The mean loss of the examples as they were visited."""
+        return self.total_losses / self.num_visits
+
+    @property
+    def half_differences_or_zeros(self) -> Tensor:
+        """One row for each client, also if they were trained on all of their rows."""
+        if self.half_differences is None:
+            return torch.zeros_like(self.vectors)
+        return self.half_differences
+
+    def of_both_halves(self) -> _Trained:
+        """Join the first halves, which come first, with the second ones."""
+        num_clients = len(self.vectors) // 2
+        first, second = slice(num_clients), slice(num_clients, None)
+
+        def mean(rows: Tensor) -> Tensor:
+            return (rows[first] + rows[second]) / 2
+
+        compared = self.vectors if self.signals is None else self.signals
+        return _Trained(
+            vectors=mean(self.vectors),
+            buffers=mean(self.buffers),
+            signals=None if self.signals is None else mean(self.signals),
+            total_losses=self.total_losses[first] + self.total_losses[second],
+            num_visits=self.num_visits[first] + self.num_visits[second],
+            half_differences=(compared[first] - compared[second]) / 2,
+        )
+
+
+class _Tried(NamedTuple):
+    trial: Trial
+    part: PartName
+    rows: NDArray[np.intp]  # of that part of the client's data
 
 
 def _has_ignored_targets(clients: Mapping[str, ClientData]) -> bool:
     return any(
         np.issubdtype(part.y.dtype, np.integer) and bool((part.y == IGNORED_TARGET).any())
         for client in clients.values()
-        for part in (client.train, client.test)
+        for part in (client.train, client.test, client.validation)
         if part is not None
     )
 
@@ -408,7 +570,7 @@ def _to_server(matrix: Tensor) -> Array:
 
 
 def _check_shapes(clients: Mapping[str, ClientData]) -> None:
-    for part in ("train", "test"):
+    for part in ("train", "test", "validation", "held_out"):
         kinds = {
             tuple((array.dtype.str, array.shape[1:]) for array in examples)
             for client in clients.values()

@@ -16,17 +16,25 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedbranch.client import LocalTraining, ModelState, evaluate, local_update, tensors
-from fedbranch.data import ClientData, Examples
+from fedbranch.client import (
+    LocalTraining,
+    ModelState,
+    evaluate,
+    local_update,
+    tensors,
+    trial_losses,
+)
+from fedbranch.data import ClientData, PartName
 from fedbranch.errors import ClientFailed
-from fedbranch.messages import Task, Update
+from fedbranch.halves import halves_seed
+from fedbranch.messages import Task, Trial, TrialRows, Update
 from fedbranch.sim.arrangement import arranged_for_cpu
-from fedbranch.sim.reference import naming
+from fedbranch.sim.reference import memory_of, naming
 from fedbranch.tree import Node, Vector
 
 __all__ = ["CannotFork", "Workers", "num_cores"]
@@ -53,6 +61,8 @@ class Workers:
         What to train; on the CPU.
     num_workers
         By default one for each core. It changes no bit of the result.
+    seed
+        That of the run, from which the clients' halves follow.
 
     Raises
     ------
@@ -69,6 +79,8 @@ class Workers:
         clients: Mapping[str, ClientData],
         training: LocalTraining,
         num_workers: int | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
         if sys.platform != "linux":
             raise CannotFork("processes can be forked safely on Linux only")
@@ -80,7 +92,7 @@ class Workers:
         largest = max((client.train for client in clients.values()), key=lambda part: len(part.x))
         some_x, some_y = (part[:4].clone() for part in tensors(largest, model))
         own = arranged_for_cpu(model, training, some_x, some_y)
-        self._work = _Work(own, initial, clients, training)
+        self._work = _Work(own, initial, clients, training, seed)
         self._num_workers = min(num_workers or num_cores(), len(clients))
         self._workers: list[_Worker] = []
 
@@ -89,16 +101,42 @@ class Workers:
         places = {task.base: (task.params, task.buffers) for task in tasks.values()}
         # The longest first, so that nobody is left with a long one at the end.
         ordered = sorted(tasks, key=lambda i: -len(self._clients[i].train.x))
-        jobs = [_Job("train", tasks[i].base, [(i, seeds[i])]) for i in ordered]
+        jobs = [
+            _Job("train", "train", tasks[i].base, [(i, seeds[i])], tasks[i].halves) for i in ordered
+        ]
         results = self._done(jobs, places)
         updates: dict[str, Update] = {}
         for part in results:
             updates.update(part)
         return {client_id: updates[client_id] for client_id in tasks}
 
-    def measure(
-        self, at: Mapping[str, Node], part: Literal["train", "test"]
-    ) -> dict[str, dict[str, float]]:
+    def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
+        """Measure clients' losses under models that the server wants to try."""
+        places: dict[str, tuple[Vector, Vector]] = {}
+        members: dict[tuple[str, TrialRows, int | None], dict[str, None]] = {}
+        keys: dict[str, list[tuple[str, TrialRows, int | None]]] = {}
+        for client_id, own in trials.items():
+            for trial in own:
+                base = f"trial-{memory_of(trial)}"
+                places[base] = (trial.params, trial.buffers)
+                key = (base, trial.on, trial.halves)
+                members.setdefault(key, {})[client_id] = None
+                keys.setdefault(client_id, []).append(key)
+        jobs = [
+            _Job("try", on, base, [(i, 0) for i in ids[start : start + MEASURED_TOGETHER]], halves)
+            for (base, on, halves), asked in members.items()
+            for ids in [list(asked)]
+            for start in range(0, len(ids), MEASURED_TOGETHER)
+        ]
+        found = {
+            (client_id, job.base, job.part, job.halves): loss
+            for job, results in zip(jobs, self._done(jobs, places), strict=True)
+            for client_id, loss in results.items()
+        }
+        answers = {i: [found[i, *key] for key in own] for i, own in keys.items()}
+        return {i: tuple(losses) for i, losses in answers.items() if None not in losses}
+
+    def measure(self, at: Mapping[str, Node], part: PartName) -> dict[str, dict[str, float]]:
         """Measure clients on their data, each under the model of a node."""
         places: dict[str, tuple[Vector, Vector]] = {}
         members: dict[str, list[str]] = {}
@@ -107,7 +145,7 @@ class Workers:
                 places[node.base] = (node.params, node.buffers)
                 members.setdefault(node.base, []).append(client_id)
         jobs = [
-            _Job(f"measure-{part}", base, [(i, 0) for i in ids[start : start + MEASURED_TOGETHER]])
+            _Job("measure", part, base, [(i, 0) for i in ids[start : start + MEASURED_TOGETHER]])
             for base, ids in members.items()
             for start in range(0, len(ids), MEASURED_TOGETHER)
         ]
@@ -171,9 +209,11 @@ class Workers:
 class _Job(NamedTuple):
     """What one worker does in one go: train or measure clients at a place."""
 
-    kind: str
+    kind: Literal["train", "measure", "try"]
+    part: PartName | TrialRows  # which of their examples
     base: str
     clients: list[tuple[str, int]]  # ids and seeds
+    halves: int | None = None
 
 
 @dataclass
@@ -237,11 +277,13 @@ class _Work:
         initial: ModelState,
         clients: Mapping[str, ClientData],
         training: LocalTraining,
+        seed: int,
     ) -> None:
         self.model = model
         self.initial = initial
         self.clients = clients
         self.training = training
+        self.seed = seed
         self.places: dict[str, tuple[Vector, Vector]] = {}
         self._prepared: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
@@ -249,25 +291,56 @@ class _Work:
         """Give the result for each client of a job."""
         return {client_id: self._result(job, client_id, seed) for client_id, seed in job.clients}
 
-    def _result(self, job: _Job, client_id: str, seed: int) -> Update | dict[str, float]:
+    def _result(
+        self, job: _Job, client_id: str, seed: int
+    ) -> Update | dict[str, float] | float | None:
         params, buffers = self.places[job.base]
-        part = "test" if job.kind == "measure-test" else "train"
-        raw = getattr(self.clients[client_id], part)
+        client = self.clients[client_id]
+        own_halves = halves_seed(self.seed, client_id)
+        if job.kind == "try":
+            trial = Trial(
+                params=params, buffers=buffers, on=cast("TrialRows", job.part), halves=job.halves
+            )
+            with naming(client_id, client.held_out or client.train, "evaluated"):
+                losses = trial_losses(
+                    self.model,
+                    self.initial,
+                    [trial],
+                    self._tensors(client_id, "train"),
+                    None if client.held_out is None else self._tensors(client_id, "held_out"),
+                    self.training,
+                    halves_seed=own_halves,
+                )
+            return None if losses is None else losses[0]
+        raw = getattr(client, job.part)
         with naming(client_id, raw, "trained" if job.kind == "train" else "evaluated"):
-            data = self._tensors(client_id, part, raw)
+            data = self._tensors(client_id, job.part)
             if job.kind == "train":
                 task = Task(
-                    node_id=0, params=params, buffers=buffers, base=job.base, purpose="train"
+                    node_id=0,
+                    params=params,
+                    buffers=buffers,
+                    base=job.base,
+                    purpose="train",
+                    halves=job.halves,
                 )
-                return local_update(self.model, self.initial, task, data, self.training, seed=seed)
+                return local_update(
+                    self.model,
+                    self.initial,
+                    task,
+                    data,
+                    self.training,
+                    seed=seed,
+                    halves_seed=own_halves,
+                )
             self.initial.moved_by(params, buffers).load_into(self.model)
             return evaluate(self.model, data, self.training)
 
-    def _tensors(self, client_id: str, part: str, raw: Examples) -> tuple[Tensor, Tensor]:
+    def _tensors(self, client_id: str, part: str) -> tuple[Tensor, Tensor]:
         """See the arrays as tensors, prepared once."""
         key = (client_id, part)
         if key not in self._prepared:
-            self._prepared[key] = tensors(raw, self.model)
+            self._prepared[key] = tensors(getattr(self.clients[client_id], part), self.model)
         return self._prepared[key]
 
 
