@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from torch import nn
 
 from fedbranch.checkpoint import JSON
-from fedbranch.client import LocalTraining
+from fedbranch.client import LocalTraining, evaluate
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
 from fedbranch.examination import Aggregate, Weighting
@@ -20,7 +21,8 @@ from fedbranch.rules import Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.server import Server
 from fedbranch.sim.engines import EngineChoice, EngineName
-from fedbranch.sim.population import Population
+from fedbranch.sim.ensemble import Ensemble
+from fedbranch.sim.population import Population, only_finite
 from fedbranch.tree import ParameterTree
 
 __all__ = ["Run", "Settings", "simulate"]
@@ -108,6 +110,86 @@ class Run:
     def model_at(self, node_id: int) -> nn.Module:
         """Give a copy of the model at a tree node, in evaluation mode."""
         return self._population.model_at(self.tree[node_id])
+
+    # The models on a client's path: from the one for all to its own
+
+    def path_of(self, client_id: str) -> list[int]:
+        """Give the ids of the nodes from the root to a client's position."""
+        return [node.id for node in self.tree.path(self.tree.position(client_id))]
+
+    def evaluation_on_path(
+        self, part: Literal["validation", "test"] = "test"
+    ) -> dict[str, dict[int, dict[str, float | None]]]:
+        """Measure every client under every model on its path.
+
+        Parameters
+        ----------
+        part
+            On which of its examples. A client without validation examples is measured on
+            its test examples.
+
+        Returns
+        -------
+        dict
+            Client id -> node id, from the root on -> metrics. Clients without such examples
+            are left out.
+        """
+        paths = {i: self.path_of(i) for i in self.tree.client_ids}
+        measured: dict[str, dict[int, dict[str, float | None]]] = {}
+        for depth in range(max(map(len, paths.values()), default=0)):
+            at = {i: self.tree[path[depth]] for i, path in paths.items() if depth < len(path)}
+            on_part = self._population.measured(at, "held_out" if part == "validation" else "test")
+            for client_id, metrics in on_part.items():
+                measured.setdefault(client_id, {})[at[client_id].id] = metrics
+        return measured
+
+    def best_on_path(self) -> dict[str, int]:
+        """Client id -> the node on its path with the smallest loss on its validation examples.
+
+        Of equally good ones the most specific. A client without validation and test examples
+        keeps its own position.
+        """
+        best = {client_id: self.tree.position(client_id) for client_id in self.tree.client_ids}
+        for client_id, by_node in self.evaluation_on_path("validation").items():
+            losses = {
+                node_id: math.inf if metrics["loss"] is None else metrics["loss"]
+                for node_id, metrics in by_node.items()
+            }
+            # From its own position to the root: of equal ones the first is taken.
+            best[client_id] = min(reversed(losses), key=losses.__getitem__)
+        return best
+
+    def ensemble(self, client_id: str, node_ids: Iterable[int] | None = None) -> nn.Module:
+        """Join the models on a client's path into one, in evaluation mode; for classifiers.
+
+        Parameters
+        ----------
+        client_id
+            Whose path.
+        node_ids
+            Whose models, if not those of all nodes on the path.
+
+        Returns
+        -------
+        Module
+            Maps inputs to the logarithm of the mean of the models' probabilities.
+        """
+        chosen = self.path_of(client_id) if node_ids is None else list(node_ids)
+        return Ensemble([self.model_at(node_id) for node_id in chosen]).eval()
+
+    def ensemble_evaluation(self) -> Evaluation:
+        """Client id -> metrics on its test examples under the ensemble of its path."""
+        evaluation: dict[str, dict[str, float | None]] = {}
+        population = self._population
+        for node in self.tree:
+            tests = {i: population.clients[i].test for i in self.tree.members(node.id)}
+            if any(test is not None for test in tests.values()):
+                ensemble = self.ensemble(next(iter(tests)))  # they share their path
+            for client_id, test in tests.items():
+                if test is not None:
+                    measured = evaluate(ensemble, test, population.training)
+                    evaluation[client_id] = only_finite(measured)
+        return dict(sorted(evaluation.items()))
 
 
 def simulate(
@@ -245,7 +327,10 @@ def simulate(
             if before_round is not None:
                 before_round(server, population, asked)
             tasks = server.plan(asked)
-            record = server.step(population.updates(tasks, number))
+            trials = server.trials(asked)
+            record = server.step(
+                population.updates(tasks, number), losses=population.losses(trials)
+            )
             is_due = number % evaluate_every == 0 or number == rounds
             entry = Round(
                 record=record,
