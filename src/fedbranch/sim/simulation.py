@@ -146,8 +146,9 @@ class Run:
     def best_on_path(self) -> dict[str, int]:
         """Client id -> the node on its path with the smallest loss on its validation examples.
 
-        Of equally good ones the most specific. A client without validation and test examples
-        keeps its own position.
+        Of equally good ones the most specific. Without validation examples the test examples
+        decide, and then no longer judge the choice fairly; without those, too, a client keeps
+        its own position.
         """
         best = {client_id: self.tree.position(client_id) for client_id in self.tree.client_ids}
         for client_id, by_node in self.evaluation_on_path("validation").items():
