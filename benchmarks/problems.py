@@ -36,6 +36,7 @@ Kind = Literal["incongruent", "congruent", "label skew"]
 Rng = np.random.Generator
 
 NUM_CLASSES = 10
+VALIDATION = 0.15  # of every client's own training rows
 LEARNING_RATES = {  # lowest and highest of each optimiser: a factor of 30
     "sgd": (0.01, 0.3),
     "momentum": (0.002, 0.06),
@@ -75,7 +76,7 @@ class Family:
     groups: Callable[[Rng], list[Transform]] = lambda _: []
     sizes: tuple[int, ...] | None = None  # clients of each group, if not equal
     partition: Partition = iid
-    rows: tuple[int, int] = (50, 400)  # training rows of a client: fewest and most
+    rows: tuple[int, int] = (60, 500)  # training rows of a client: fewest and most
     data: tuple[str, ...] = ("digits", "mnist", "fashion")
     models: tuple[str, ...] = ("logistic", "mlp", "cnn")
     fixed: dict[str, Any] = field(default_factory=dict)
@@ -113,9 +114,7 @@ FAMILIES: dict[str, Family] = {
     },
     "half of the labels in conflict": Family(kind="incongruent", groups=_half_in_conflict),
     "groups of 18 and 2": Family(kind="incongruent", groups=_permutations(2), sizes=(18, 2)),
-    "groups of 12, 5 and 3": Family(
-        kind="incongruent", groups=_permutations(3), sizes=(12, 5, 3)
-    ),
+    "groups of 12, 5 and 3": Family(kind="incongruent", groups=_permutations(3), sizes=(12, 5, 3)),
     "one outlier": Family(kind="incongruent", groups=_permutations(2), sizes=(19, 1)),
     "client sizes 1:20": Family(
         kind="incongruent", groups=_permutations(3), partition=partial(quantity_skew, ratio=20.0)
@@ -168,7 +167,7 @@ def draw(family: str, seed: int, data_dir: Path | None) -> Problem:
         "epochs": int(rng.choice([1, 3, 10])),
         "batch_size": int(rng.choice([10, 20, 50])),
         "rows": int(_log_uniform(rng, *of.rows)),
-        "num_clients": 20 if of.sizes else int(rng.integers(12, 31)),
+        "num_clients": 20 if of.sizes else int(rng.integers(15, 31)),
         "participation": 1.0,
     }
     drawn["learning_rate"] = float(f"{_log_uniform(rng, *LEARNING_RATES[drawn['optimizer']]):.2g}")
@@ -186,9 +185,7 @@ def draw(family: str, seed: int, data_dir: Path | None) -> Problem:
     make: dict[str, Callable[[], nn.Module]] = {
         "logistic": lambda: logistic_regression(input_shape, NUM_CLASSES, seed=model_seed),
         "mlp": lambda: mlp(input_shape, NUM_CLASSES, hidden=(64,), seed=model_seed),
-        "cnn": lambda: cnn(
-            input_shape, NUM_CLASSES, channels=(8, 16), hidden=32, seed=model_seed
-        ),
+        "cnn": lambda: cnn(input_shape, NUM_CLASSES, channels=(8, 16), hidden=32, seed=model_seed),
     }
     rate = drawn["learning_rate"]
     optimizers = {
@@ -242,12 +239,13 @@ def _dealt(
         partition=of.partition,
         held_out="own",
         test_fraction=held_out / each,
+        validation_fraction=VALIDATION,
         seed=seed,
     )
 
 
 def _num_held_out(drawn: dict[str, Any]) -> int:
-    return 30 if drawn["data"] == "digits" else 120
+    return 20 if drawn["data"] == "digits" else 120
 
 
 def _by_label_half(
@@ -269,24 +267,30 @@ def _by_label_half(
                 num_clients=num_here,
                 held_out="own",
                 test_fraction=held_out / each,
+                validation_fraction=VALIDATION,
                 seed=seed + half,
             ).values()
         ):
             clients[f"client-{2 * i + half:02}"] = fb.ClientData(
-                client.train, client.test, group=str(half)
+                client.train, client.test, validation=client.validation, group=str(half)
             )
     return clients
 
 
 def _xor(drawn: dict[str, Any], rng: Rng) -> dict[str, fb.ClientData]:
-    """The paper's toy: one group sees the upper half of an XOR problem, the other the lower."""
+    """Make the paper's toy: one group sees the upper half of an XOR problem, the other the lower."""
     clients = {}
     for i in range(drawn["num_clients"]):
+        num_validation = max(1, round(VALIDATION * drawn["rows"]))
         x = rng.uniform(-1, 1, (drawn["rows"] + 120, 2)).astype(np.float32)
         x[:, 1] = np.abs(x[:, 1]) * (1 if i % 2 else -1)
         y = (x[:, 0] * x[:, 1] > 0).astype(np.int64)
+        test, validation, train = np.split(np.arange(len(y)), [120, 120 + num_validation])
         clients[f"client-{i:02}"] = fb.ClientData(
-            (x[120:], y[120:]), (x[:120], y[:120]), group=str(i % 2)
+            (x[train], y[train]),
+            (x[test], y[test]),
+            validation=(x[validation], y[validation]),
+            group=str(i % 2),
         )
     return clients
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from fedbranch.errors import FedbranchError, InvalidExperiment
 from fedbranch.experiment import Experiment, preset_names
 from fedbranch.report.comparison import compare
 from fedbranch.report.terminal import print_comparison
+from fedbranch.report.why import print_why
 from fedbranch.runs import Round, RunFolder, next_free_folder
 
 __all__ = ["main"]
@@ -108,9 +110,23 @@ def resume(run_path: RunPath, as_json: AsJSON = False) -> None:
 
 
 @app.command()
-def show(run_path: RunPath, as_json: AsJSON = False) -> None:
+def show(
+    run_path: RunPath,
+    as_json: AsJSON = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="Print every examination, with its numbers in words.")
+    ] = False,
+) -> None:
     """Print a run's tree, its table beside the baselines and the reason for every split."""
-    _print(RunFolder(run_path), as_json)
+    folder = RunFolder(run_path)
+    if not why:
+        _print(folder, as_json)
+        return
+    decisions = [decision for entry in folder.history() for decision in entry.record.decisions]
+    if as_json:
+        print(json.dumps([asdict(decision) for decision in decisions], indent=2))
+    else:
+        print_why(decisions, Console())
 
 
 def _run_experiment(

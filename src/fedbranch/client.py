@@ -128,6 +128,11 @@ class LocalTraining:
             )
 
     @property
+    def on_a_half(self) -> LocalTraining:
+        """The same training on half of the data: twice the epochs, or as many steps."""
+        return self if self.epochs is None else replace(self, epochs=2 * self.epochs)
+
+    @property
     def measures(self) -> dict[str, Measure]:
         """The loss and all metrics, by name."""
         metrics = self.metrics
@@ -273,8 +278,9 @@ def local_update(
     Update
         After minus before, with the training loss of the examples as they were visited. If
         the task asks for halves, the mean of both halves' updates, and half their difference
-        (or that of their signals, if these are sent). Epochs are then passes over each half,
-        steps are steps on each of them.
+        (or that of their signals, if these are sent). Each half takes as many steps as the
+        whole would, so that such a round leads as far as any other; see
+        :attr:`LocalTraining.on_a_half`.
     """
     x, y = tensors(data, model)
     halves = None
@@ -283,7 +289,7 @@ def local_update(
     if halves is None:
         return _trained(model, initial, task, x, y, training, seed)
     a, b = (
-        _trained(model, initial, task, *_taken(x, y, rows), training, own_seed)
+        _trained(model, initial, task, *_taken(x, y, rows), training.on_a_half, own_seed)
         for rows, own_seed in zip(halves, training_seeds(seed), strict=True)
     )
     return _of_both_halves(a, b, training)
@@ -317,7 +323,7 @@ def _trained(
 def _of_both_halves(a: Update, b: Update, training: LocalTraining) -> Update:
     assert a.buffers is not None
     assert b.buffers is not None
-    visits = [training.num_visits(int(half.num_examples)) for half in (a, b)]
+    visits = [training.on_a_half.num_visits(int(half.num_examples)) for half in (a, b)]
     losses = [half.metrics["loss"] for half in (a, b)]
     half_difference, signal = (a.vector - b.vector) / 2, None
     if a.signal is not None and b.signal is not None:

@@ -5,7 +5,7 @@ Examining changes nothing, so a rule or an aggregate that fails leaves the serve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -47,6 +47,7 @@ class Case:
     num_examined: int = 0
     examined_at: int | None = None  # the leaf's version after the last examination
     rounds_held_for_it: int = 0
+    last_measured: Mapping[str, float] = field(default_factory=dict)
     past: list[PastRound] = field(default_factory=list)
 
     def copy(self) -> Case:
@@ -82,6 +83,7 @@ class Case:
         if self.halves is not None:
             self.num_examined += 1
             self.examined_at, self.rounds_held_for_it = version, self.rounds_held
+            self.last_measured = decision.measurements
         if self.rounds_held:
             self.hold_ended = version
         if outcome.past_round is not None:
@@ -103,6 +105,7 @@ class Case:
             "num_examined": self.num_examined,
             "examined_at": self.examined_at,
             "rounds_held_for_it": self.rounds_held_for_it,
+            "last_measured": {name: repr(v) for name, v in self.last_measured.items()},
             "past": [list(entry) for entry in self.past],
         }
         return state, tensors
@@ -121,6 +124,7 @@ class Case:
             num_examined=state["num_examined"],
             examined_at=state["examined_at"],
             rounds_held_for_it=state["rounds_held_for_it"],
+            last_measured={name: float(v) for name, v in state["last_measured"].items()},
             past=[PastRound(*entry) for entry in state["past"]],
         )
 
@@ -197,6 +201,7 @@ def examine(
         num_examined=case.num_examined,
         rounds_since_examined=None if case.examined_at is None else node.version - case.examined_at,
         rounds_held_for_it=case.rounds_held_for_it,
+        last_measured=case.last_measured,
         past=tuple(case.past),
     )
     decision = rule.examine(evidence)

@@ -31,7 +31,7 @@ from fedbranch.data import (
 )
 from fedbranch.data.clients import Partition
 from fedbranch.errors import InvalidExperiment
-from fedbranch.rules import Thresholds
+from fedbranch.rules import AutoRule, Thresholds
 from fedbranch.runs import Round, RunFolder
 from fedbranch.settings import fill, require
 
@@ -226,7 +226,7 @@ class Experiment:
     rounds: int
     data: Data
     training: Training
-    rule: Thresholds
+    rule: AutoRule | Thresholds = field(default_factory=AutoRule)
     model: Model = field(default_factory=Model)
     seed: int = 0
     participation: float = 1.0

@@ -28,8 +28,9 @@ def fill(cls: type[T], table: object, where: str = "") -> T:
     Parameters
     ----------
     cls
-        A dataclass whose fields are whole numbers, numbers, literals, lists of those, or
-        dataclasses of the same kind.
+        A dataclass whose fields are whole numbers, numbers, truth values, literals, lists of
+        those, or dataclasses of the same kind. Of several dataclasses that a field may be, the
+        one that knows most of the table's entries is meant.
     table
         What tomllib or JSON gave.
     where
@@ -72,8 +73,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         assert isinstance(hint, type)
         return fill(hint, value, where)
     if origin in (Union, UnionType):
-        (hint,) = (option for option in get_args(hint) if option is not NoneType)
-        return _typed(hint, value, where)
+        options = [option for option in get_args(hint) if option is not NoneType]
+        return _typed(max(options, key=lambda option: _num_known(option, value)), value, where)
     if origin is Literal:
         if value in get_args(hint):
             return value
@@ -82,6 +83,10 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, list | tuple):
             return tuple(_typed(get_args(hint)[0], item, where) for item in value)
         allowed = "a list"
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+        allowed = "true or false"
     elif hint is float:
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
             return float(value)
@@ -93,3 +98,9 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         allowed = "a whole number, of at most 15 digits"
     shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "far too large"
     raise InvalidExperiment(f"{where} is {shown}; it must be {allowed}")
+
+
+def _num_known(option: Any, table: object) -> int:
+    """Count a table's entries that a dataclass has fields for."""
+    known = {item.name for item in fields(option)} if is_dataclass(option) else set()
+    return len(known & set(table)) if isinstance(table, dict) else 0

@@ -96,6 +96,8 @@ class Structure:
     def doubt(self) -> str:
         """What speaks against these groups; empty if nothing does."""
         most, most_in_one = self.limits
+        if math.isinf(self.scatter):
+            return "groups do not differ more than noise"
         if self.scatter > most:
             return f"clients within a group differ by {self.scatter:.0%} of what groups differ by"
         if self.loosest_scatter > most_in_one:
@@ -221,7 +223,7 @@ def _scatter(halves: Halves, groups: NDArray[np.intp]) -> tuple[float, float]:
         return 1 - float(halves.similarity[pairs].sum() / attainable[pairs].sum())
 
     between = disagreement(~same)
-    if between <= 0:
+    if between <= 0:  # corrected for noise, groups are as similar as can be
         return math.inf, math.inf
     within = [
         disagreement(same & is_pair & (groups == group)[:, None])

@@ -29,6 +29,7 @@ __all__ = ["AutoRule"]
 CLIENTS_ENOUGH = 50
 # Rounds without any loss, after which nobody can measure them.
 ROUNDS_FOR_LOSSES = 2
+CLOSE_CALL = 100  # times the p-value that is needed
 # Without half updates nothing tells signal from noise. Between groups, single linkage then
 # must show a gap that no federation without conflicts has shown; and a wider one still if
 # nobody can measure losses either.
@@ -37,10 +38,10 @@ LEAST_GAP_WITHOUT_LOSSES = 0.4
 # For only_conflicts: one model has converged if what the updates have in common is at most this
 # share of them, and in the last third of the rounds norms and losses were hardly lower than in
 # the third before.
-MOST_IN_COMMON = 0.1
-LEAST_NORM_LEFT = 0.95
-LEAST_LOSS_LEFT = 0.9
-ROUNDS_TO_CONVERGE = 9
+MOST_IN_COMMON = 0.05
+LEAST_NORM_LEFT = 0.97
+LEAST_LOSS_LEFT = 0.97
+ROUNDS_TO_CONVERGE = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,8 @@ class AutoRule:
     -----
     An examination goes on in steps, each of which must succeed:
 
-    1. The clients are asked for half updates. It is a round like any other, with twice the
-       upload: their means train the model. See :func:`fedbranch.core.structure.find_structure`
+    1. The clients are asked for half updates. It is a round like any other, for twice the
+       upload and computation: their means train the model. See :func:`fedbranch.core.structure.find_structure`
        for how groups are found, told from noise, and confirmed in the other half.
     2. The cluster stands still, and the clients measure, on the half of their data that a step
        was not made from, the loss after a step of all together and after one of their group.
@@ -83,8 +84,8 @@ class AutoRule:
     better the split is merged back to it.
 
     Examinations begin after the first round. After one that ended without a split the next
-    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25, and not before the cluster has
-    trained for thrice the rounds that it had to stand still.
+    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25; 2 if it was a close call; and not
+    before the cluster has trained for thrice the rounds that it had to stand still.
 
     Clients that cannot make half updates or measure losses, such as unmodified Flower apps,
     are judged by less: by the gap between the heights at which single linkage joins the
@@ -154,6 +155,8 @@ class AutoRule:
         if since is None:
             return about.train("trains, and is examined in the next round", asks="halves")
         wait = min(25, math.ceil(1.5**evidence.num_examined))
+        if _was_close(evidence.last_measured):
+            wait = min(wait, 2)
         wait = max(wait, 3 * evidence.rounds_held_for_it)
         # The round that trains now counts.
         if since + 1 < wait:
@@ -393,6 +396,12 @@ def _still_converging(about: _Answer) -> str:
     if measured.get("loss_left", 1.0) < LEAST_LOSS_LEFT:
         return f"the losses still fall (to {measured['loss_left']:.0%} over the last third of the rounds)"
     return ""
+
+
+def _was_close(measured: Mapping[str, float]) -> bool:
+    """Whether an examination saw groups but could not yet be sure of them."""
+    needed = measured.get("p_structure_needed", 0.0)
+    return measured.get("p_structure", 1.0) <= CLOSE_CALL * needed
 
 
 def _pairs(losses: Sequence[float]) -> list[tuple[float, float]]:

@@ -81,6 +81,8 @@ class Evidence:
         How often the parameters have moved since the last of them; None if there was none.
     rounds_held_for_it
         How many rounds that one had to stand still for.
+    last_measured
+        What it measured.
     past
         The rounds in which the cluster trained, from the first on.
     """
@@ -103,6 +105,7 @@ class Evidence:
     num_examined: int = 0
     rounds_since_examined: int | None = None
     rounds_held_for_it: int = 0
+    last_measured: Mapping[str, float] = field(default_factory=dict)
     past: Sequence[PastRound] = ()
 
 

@@ -147,8 +147,10 @@ class Population:
             halves = None
             if task.halves is not None:
                 halves = half_rows(num_rows, halves_seed(self.seed, client_id), task.halves)
-            sizes = [num_rows] if halves is None else map(len, halves)
-            num_visits += sum(self.training.num_visits(size) for size in sizes)
+            if halves is None:
+                num_visits += self.training.num_visits(num_rows)
+            else:
+                num_visits += sum(self.training.on_a_half.num_visits(len(own)) for own in halves)
         return num_visits
 
     def evaluation(self, tree: ParameterTree) -> dict[str, dict[str, float | None]]:

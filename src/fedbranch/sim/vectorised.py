@@ -143,19 +143,23 @@ class Vectorised:
         """Train clients on all of their rows, or all of them on their halves."""
         shelf = self._shelf(ids, "train", "training")
         if ids[0] not in halves:
-            return self._train_on(shelf, [tasks[i] for i in ids], [seeds[i] for i in ids])
+            schedule = shelf.schedule(self.training)
+            return self._train_on(shelf, schedule, [tasks[i] for i in ids], [seeds[i] for i in ids])
         both = list(zip(*(halves[i] for i in ids), strict=True))  # the first ones, the second ones
         own_seeds = list(zip(*(training_seeds(seeds[i]) for i in ids), strict=True))
+        on_halves = shelf.parts([pair for rows in both for pair in enumerate(rows)])
         lanes = self._train_on(
-            shelf.parts([pair for rows in both for pair in enumerate(rows)]),
+            on_halves,
+            on_halves.schedule(self.training.on_a_half),
             [tasks[i] for i in ids] * 2,
             [*own_seeds[0], *own_seeds[1]],
         )
         return lanes.of_both_halves()
 
-    def _train_on(self, shelf: Shelf, places: Sequence[Place], seeds: Sequence[int]) -> _Trained:
+    def _train_on(
+        self, shelf: Shelf, schedule: Schedule, places: Sequence[Place], seeds: Sequence[int]
+    ) -> _Trained:
         """Train one model at each place, on its own rows of the shelf."""
-        schedule = shelf.schedule(self.training)
         before, before_buffers = self._states(places)
         start = self.stacked.stack(before, before_buffers)
         if self.stacked.precision != before.dtype or start.buffers:
@@ -412,13 +416,14 @@ class Vectorised:
         """Cut clients, with the number of rows of each lane, into chunks for training."""
         if not sizes:
             return iter(())
-        steps = self._num_steps
+        training, steps = self.training, self._num_steps
         if lanes_per_client > 1:
-            steps = {i: self.training.num_steps(size) for i, size in sizes.items()}
+            training = self.training.on_a_half
+            steps = {i: training.num_steps(size) for i, size in sizes.items()}
         width = self.training.batch_size + 1
         longest, most_steps = max(sizes.values()), max(steps[i] for i in sizes)
-        num_passes = self.training.epochs or -(
-            -most_steps // self.training.batches_per_pass(min(sizes.values()))
+        num_passes = training.epochs or -(
+            -most_steps // training.batches_per_pass(min(sizes.values()))
         )
         per_lane = 4 * 6 * self.initial.params.numel()  # and gradients, optimiser state, results
         per_lane += min(width, longest) * self._row_bytes
