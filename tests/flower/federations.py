@@ -19,16 +19,20 @@ RULE = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5, min_cluster_size=
 TRAINING = fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=10)
 
 
-def make_clients(num_clients=6, **of_last):
-    """Points left and right of a line; every second client names the sides the other way."""
+def make_clients(num_clients=6, *, num_kinds=2, **of_last):
+    """Points left and right of a line; every second client names the sides the other way.
+
+    All name them alike if there is one kind of clients only.
+    """
     clients = {}
     for i in range(num_clients):
         rng = np.random.default_rng(i)
         x = rng.normal(size=(60 + 3 * i, 3)).astype(np.float32)
-        y = ((x[:, 0] > 0) ^ (i % 2 == 1)).astype(np.int64)
+        kind = i % num_kinds
+        y = ((x[:, 0] > 0) ^ (kind == 1)).astype(np.int64)
         more = of_last if i == num_clients - 1 else {}
         clients[f"partition-{i:04d}"] = fb.ClientData(
-            (x[:-20], y[:-20]), (x[-20:], y[-20:]), group=str(i % 2), **more
+            (x[:-20], y[:-20]), (x[-20:], y[-20:]), group=str(kind), **more
         )
     return clients
 
@@ -92,9 +96,41 @@ def make_grid(clients=None, model=None, **settings):
     return FakeGrid(make_client_app(clients, model), nodes, **settings)
 
 
-def start(grid, *, num_rounds=30, model=None, timeout=5, start_with=None, **settings):
+class Killed(Exception):
+    pass
+
+
+def kill_after(number):
+    """Settings for a start that ends in the middle of a round."""
+
+    def evaluate(this_round, arrays):
+        if this_round == number:
+            raise Killed
+
+    return {"evaluate_fn": evaluate}
+
+
+def contents_of(folder):
+    """Every file in a folder, with its bytes."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def start(
+    grid,
+    *,
+    num_rounds=30,
+    model=None,
+    timeout=5,
+    start_with=None,
+    strategy_class=ClusteredStrategy,
+    **settings,
+):
     """Run the strategy over a grid."""
-    strategy = ClusteredStrategy(**{"rule": RULE, "seed": SEED, **settings})
+    strategy = strategy_class(**{"rule": RULE, "seed": SEED, **settings})
     arrays = ArrayRecord((make_model() if model is None else model).state_dict())
     return strategy.start(
         grid, arrays, num_rounds=num_rounds, timeout=timeout, **(start_with or {})

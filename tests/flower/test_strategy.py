@@ -22,6 +22,9 @@ from flower.federations import (
     RULE,
     SEED,
     TRAINING,
+    Killed,
+    contents_of,
+    kill_after,
     make_clients,
     make_grid,
     make_model,
@@ -557,26 +560,6 @@ def test_a_refused_identity_stands_in_the_record():
 
 
 # Stopping and going on
-
-
-class Killed(Exception):
-    pass
-
-
-def kill_after(number):
-    def evaluate(this_round, arrays):
-        if this_round == number:
-            raise Killed
-
-    return {"evaluate_fn": evaluate}
-
-
-def contents_of(folder):
-    return {
-        path.relative_to(folder): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("has_buffers", [False, True])

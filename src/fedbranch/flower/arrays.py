@@ -196,6 +196,24 @@ class Layout:
                     vector[start:end][stays] = 0
                 start = end
 
+    def params_in(self, record: ArrayRecord) -> Vector:
+        """Read a vector of parameters that came in the shape of the model; buffers are ignored.
+
+        Raises
+        ------
+        InvalidUpdate
+            If the arrays are not like those of the model; it says which one.
+        """
+        missing = sorted(name for name, _ in self._parts(are_buffers=False) if name not in record)
+        if missing:
+            raise InvalidUpdate(f"the half difference lacks the arrays {missing[:5]}")
+        parts = [
+            _real(_checked(name, array, record[name]))
+            for name, array in self._parts(are_buffers=False)
+        ]
+        with np.errstate(over="ignore"):
+            return np.concatenate([part.astype(np.float32) for part in parts])
+
     # Files
 
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedbranch.errors import FederationStalled, InvalidUpdate
 from fedbranch.flower.arrays import Layout, NamedArrays
+from fedbranch.flower.halves import HALF_DIFFERENCE, HALVES_KEY
 from fedbranch.flower.identity import Roster, identify
 from fedbranch.flower.logs import log
 from fedbranch.flower.replies import LONGEST_REASON, Reported, arrays_in, reported_in
@@ -48,6 +49,8 @@ class Asked:
         The model in the message.
     base
         Names those parameters.
+    halves
+        Which half updates were asked for, if any.
     """
 
     client_id: str
@@ -57,6 +60,7 @@ class Asked:
     sent: NamedArrays
     base: str
     message: Message
+    halves: int | None = None
 
     @property
     def node_id(self) -> int:
@@ -184,12 +188,14 @@ class Federation:
         *,
         message_type: str,
         ttl_s: float,
+        halves: Mapping[int, int] | None = None,
     ) -> list[Asked]:
         """Write a message to each of these clients, with the model of its position.
 
-        All clients at a position get the same record, which Flower then stores once.
+        All clients at a position get the same record, which Flower then stores once. At some
+        positions they may be asked for half updates: position -> which halves.
         """
-        settings = ConfigRecord({**(config or {}), "server-round": this_round})
+        halves = halves or {}
         tree = self.server.tree
         sent: dict[int, NamedArrays] = {}
         records: dict[int, RecordDict] = {}
@@ -198,6 +204,9 @@ class Federation:
             at = tree[tree.position(client_id)]
             if at.id not in records:
                 sent[at.id] = self.layout.arrays_at(at.params, at.buffers)
+                settings = ConfigRecord({**(config or {}), "server-round": this_round})
+                if at.id in halves:
+                    settings[HALVES_KEY] = halves[at.id]
                 records[at.id] = RecordDict(
                     {
                         self.keys.arrays: self.layout.record(sent[at.id]),
@@ -220,13 +229,14 @@ class Federation:
                     sent=sent[at.id],
                     base=at.base,
                     message=message,
+                    halves=halves.get(at.id),
                 )
             )
         return asked
 
     def receive_metrics(self, asked: Sequence[Asked], replies: Iterable[Message]) -> Received:
         """Read the replies of clients that were to evaluate."""
-        return self._receive(asked, replies, self._reported)
+        return self._receive(asked, replies, lambda one, reply: self.reported(one.node_id, reply))
 
     def receive_updates(
         self, asked: Sequence[Asked], replies: Iterable[Message]
@@ -239,12 +249,23 @@ class Federation:
         rows = {client_id: row for row, client_id in enumerate(clients)}
         vectors = self._matrix(len(rows))
         buffers = np.zeros((len(rows), self.layout.num_buffers), dtype=np.float32)
+        half_differences = None
+        if any(one.halves is not None for one in asked):
+            half_differences = np.zeros_like(vectors)
 
         def read(one: Asked, reply: Message) -> Reported:
-            reported = self._reported(one, reply)
+            reported = self.reported(one.node_id, reply)
             row = rows[one.client_id]
             arrays = arrays_in(reply, self.keys.arrays)
+            half = reply.content.array_records.get(HALF_DIFFERENCE.format(self.keys.arrays))
+            if half is None or one.halves is None:
+                half_difference = np.zeros(1, np.float32)
+            else:
+                half_difference = self.layout.params_in(half)
+            # Nothing is written before all is read: the row may hold an earlier reply.
             self.layout.write_update(one.sent, arrays, vectors[row], buffers[row])
+            if half_differences is not None:
+                half_differences[row] = half_difference
             return reported
 
         received = self._receive(asked, replies, read)
@@ -255,6 +276,7 @@ class Federation:
             client_ids=list(rows),
             vectors=vectors,
             buffers=buffers,
+            half_differences=half_differences,
             num_examples=[0.0 if one is None else one.reported.num_examples for one in answers],
             bases=["" if one is None else one.asked.base for one in answers],
             metrics=[{} if one is None else one.reported.scalars for one in answers],
@@ -309,9 +331,16 @@ class Federation:
         ]
         return Received(answers, refused, [one for one in unanswered if not one.has_expired])
 
-    def _reported(self, asked: Asked, reply: Message) -> Reported:
+    def reported(self, node_id: int, reply: Message) -> Reported:
+        """Read the numbers of a reply that this node was to give.
+
+        Raises
+        ------
+        InvalidUpdate
+            If it failed, gave none that make sense, or another node answered.
+        """
         reported = reported_in(reply, self.keys.weight, self.server.max_examples)
-        if reply.metadata.src_node_id != asked.node_id:
+        if reply.metadata.src_node_id != node_id:
             raise InvalidUpdate(f"answered by another node ({reply.metadata.src_node_id})")
         return reported
 

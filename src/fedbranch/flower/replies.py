@@ -17,6 +17,7 @@ __all__ = [
     "LONGEST_REASON",
     "Reported",
     "arrays_in",
+    "loss_in",
     "merged",
     "reported_in",
     "weighted_mean_of_metrics",
@@ -25,6 +26,8 @@ __all__ = [
 LONGEST_REASON = 300  # characters of a client's error that are worth keeping
 LONGEST_NAME = 100  # characters of a metric's name
 CLUSTER_METRIC = re.compile(r"leaf-\d+/")
+# What client apps call the loss on held-out data; the first of these that is there.
+USUAL_LOSSES = ("loss", "eval_loss", "eval-loss", "val_loss", "val-loss", "test_loss", "test-loss")
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,26 @@ def metrics_in(content: RecordDict, weighted_by_key: str) -> dict[str, Metric]:
         for name, value in record.items()
         if name != weighted_by_key
     }
+
+
+def loss_in(metrics: Mapping[str, float], loss_key: str | None) -> float | None:
+    """Find the loss among a reply's metrics: under its key, or else the one that is called so.
+
+    Examples
+    --------
+    >>> loss_in({"accuracy": 0.9, "cross-entropy-loss": 0.3}, loss_key=None)
+    0.3
+    >>> loss_in({"loss": 0.3, "train_loss": 0.1}, loss_key=None)
+    0.3
+    >>> loss_in({"loss-a": 0.3, "loss-b": 0.1}, loss_key=None)  # one as good as the other: None
+    """
+    if loss_key is not None:
+        return metrics.get(loss_key)
+    for name in USUAL_LOSSES:
+        if name in metrics:
+            return metrics[name]
+    losses = [value for name, value in metrics.items() if "loss" in name.lower()]
+    return losses[0] if len(losses) == 1 else None
 
 
 def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:

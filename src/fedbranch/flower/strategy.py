@@ -25,8 +25,9 @@ from fedbranch.flower.logs import log, log_record, log_result, shown
 from fedbranch.flower.replies import merged, weighted_mean_of_metrics
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.saved import metrics_from_json, metrics_to_json, open_run
+from fedbranch.flower.trials import Trials
 from fedbranch.records import RoundRecord
-from fedbranch.rules import Rule, rule_to_state
+from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.seeds import draw_clients, stream_seed
 from fedbranch.server import Server
@@ -46,9 +47,11 @@ class _Running:
     federation: Federation
     result: ClusteredResult
     folder: RunFolder | None
+    trials: Trials  # of this round
     asked: list[Asked] = field(default_factory=list)
     late: list[Asked] = field(default_factory=list)  # asked to train in earlier rounds
     record: RoundRecord | None = None  # of the round that is under way
+    has_asked_for_loss_key: bool = False
     evaluation: Evaluation = field(default_factory=dict)
 
     @property
@@ -79,7 +82,15 @@ class ClusteredStrategy(Strategy):
         default the weighted mean of every metric. Called for all clients together and for
         each cluster.
     rule
-        Decides when clusters split.
+        Decides when clusters split; by default :class:`fedbranch.AutoRule`, which needs no
+        thresholds. Clients are then also asked to evaluate models that it considers, unless
+        ``fraction_evaluate`` is 0.
+    loss_key
+        Which metric of an evaluation is the loss; lower is better. By default the one that is
+        called so, such as ``loss``, ``eval_loss`` or ``test-loss``.
+    half_updates
+        Ask client apps for half updates; see :mod:`fedbranch.flower.halves`. For apps that know
+        of them: others get an entry in their configuration that they do not expect.
     seed
         Which nodes are drawn follows from it and the round.
     buffers
@@ -96,9 +107,7 @@ class ClusteredStrategy(Strategy):
     --------
     In a server app, where ``FedAvg(fraction_train=0.5)`` was::
 
-        strategy = ClusteredStrategy(
-            fraction_train=0.5, rule=Thresholds(eps_mean=0.1, eps_max=0.5, gamma_max=0.5)
-        )
+        strategy = ClusteredStrategy(fraction_train=0.5)
         result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=50)
         result.clusters  # leaf -> client ids
     """
@@ -116,7 +125,9 @@ class ClusteredStrategy(Strategy):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        rule: Rule,
+        rule: Rule | None = None,
+        loss_key: str | None = None,
+        half_updates: bool = False,
         seed: int = 0,
         buffers: Collection[str] | None = None,
         checkpoint_dir: str | Path | None = None,
@@ -132,7 +143,9 @@ class ClusteredStrategy(Strategy):
         self.configrecord_key = configrecord_key
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean_of_metrics
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean_of_metrics
-        self.rule = rule
+        self.rule = AutoRule() if rule is None else rule
+        self.loss_key = loss_key
+        self.half_updates = half_updates
         self.seed = seed
         self.buffers = buffers
         self.checkpoint_dir = (
@@ -250,9 +263,12 @@ class ClusteredStrategy(Strategy):
         """Train, evaluate, and write down what came of it."""
         running = self._started()
         result, root = running.result, running.server.tree.root
-        messages = self.configure_train(number, result.arrays, train_config, grid)
-        replies = self._exchange(grid, messages, late=running.late)
-        _, metrics = self.aggregate_train(number, replies)
+        tasks = list(self.configure_train(number, result.arrays, train_config, grid))
+        kept = {message.metadata.dst_node_id for message in tasks}
+        spared = {one.node_id for one in running.asked} - kept  # a subclass's wish
+        trials = running.trials.messages(number, evaluate_config, spared=spared)
+        replies = self._exchange(grid, tasks, late=running.late, trials=trials)
+        _, metrics = self.aggregate_train(number, running.trials.without(replies))
         result.arrays = result.arrays_at(root.id)  # what the server has is what counts
         if metrics is not None:
             log.info("\ttrain: %s", shown(metrics))
@@ -305,12 +321,17 @@ class ClusteredStrategy(Strategy):
         keys = Keys(
             weight=self.weighted_by_key, arrays=self.arrayrecord_key, config=self.configrecord_key
         )
-        return _Running(Federation(server, layout, keys, timeout), result, folder)
+        federation = Federation(server, layout, keys, timeout)
+        return _Running(federation, result, folder, Trials(federation))
 
     def _exchange(
-        self, grid: Grid, messages: Iterable[Message], late: Iterable[Asked] = ()
+        self,
+        grid: Grid,
+        messages: Iterable[Message],
+        late: Iterable[Asked] = (),
+        trials: Iterable[Message] = (),
     ) -> Iterable[Message]:
-        """Send what a step configured, and give the replies."""
+        """Send what a step configured, and trials beside it; give the replies."""
         running = self._started()
         # A subclass may have dropped messages, or have put others in their place.
         by_node = {message.metadata.dst_node_id: message for message in messages}
@@ -321,7 +342,7 @@ class ClusteredStrategy(Strategy):
         ]
         return exchange(
             grid,
-            [one.message for one in running.asked],
+            [*(one.message for one in running.asked), *trials],
             running.federation.timeout_s,
             still_there=lambda: running.federation.still_there(grid),
             late=[one.message for one in late],
@@ -346,25 +367,41 @@ class ClusteredStrategy(Strategy):
     ) -> Iterable[Message]:
         """Ask nodes to train, each the model of its position."""
         running = self._started()
-        running.asked = []
+        running.asked, running.trials = [], Trials(running.federation)
         if self.fraction_train > 0:
             server = running.server
             present, num_asked = self._present(grid, self.fraction_train, self.min_train_nodes)
             seed = stream_seed(self.seed, server_round)
             drawn = draw_clients(present, num_asked, seed, first=server.awaited)
             tasks = server.plan(drawn)
-            if not tasks and server.awaited:
+            running.trials = self._trials(drawn)
+            if not tasks and not running.trials.models and server.awaited:
                 # A standing cluster has heard all that are there. Others may be on their way.
                 limit_s = min(running.federation.timeout_s, SECONDS_TO_WAIT_FOR_OTHERS)
                 late_comers = running.federation.wait_for_any(grid, server.awaited, limit_s)
                 tasks = server.plan(late_comers)
+                running.trials = self._trials(late_comers)
             # Twice the time: a late reply is of use if its cluster stands still meanwhile.
             ttl_s = 2 * running.federation.timeout_s
+            halves = {
+                task.node_id: task.halves for task in tasks.values() if task.halves is not None
+            }
             running.asked = running.federation.ask(
-                tasks, server_round, config, message_type=MessageType.TRAIN, ttl_s=ttl_s
+                tasks,
+                server_round,
+                config,
+                message_type=MessageType.TRAIN,
+                ttl_s=ttl_s,
+                halves=halves if self.half_updates else None,
             )
             log.info("\ttrain: %d of %d nodes are asked", len(tasks), len(present))
         return [one.message for one in running.asked]
+
+    def _trials(self, client_ids: Iterable[str]) -> Trials:
+        """Find out whose losses the server wants to know, if clients evaluate at all."""
+        running = self._started()
+        models = running.server.trials(client_ids) if self.fraction_evaluate > 0 else {}
+        return Trials(running.federation, models, self.loss_key)
 
     def aggregate_train(
         self,
@@ -381,7 +418,9 @@ class ClusteredStrategy(Strategy):
         running = self._started()
         asked = [*running.late, *running.asked]
         received, updates = running.federation.receive_updates(asked, replies)
-        record = running.record = running.server.step(updates)
+        losses = running.trials.losses
+        self._log_losses(len(losses))
+        record = running.record = running.server.step(updates, losses=losses)
         running.late = [one for one in received.unanswered if self._may_be_used(one)]
         log_record(record)
         used = [received.answers[client_id] for client_id in record.metrics]
@@ -389,6 +428,21 @@ class ClusteredStrategy(Strategy):
             running.result.arrays_at(running.server.tree.root.id),
             self._aggregated(used, self.train_metrics_aggr_fn),
         )
+
+    def _log_losses(self, num_complete: int) -> None:
+        running = self._started()
+        trials = running.trials
+        if trials.models:
+            num_asked = len(trials.models)
+            log.info("\ttrials: %d of %d nodes sent their losses", num_complete, num_asked)
+        if trials.unclear is not None and not running.has_asked_for_loss_key:
+            running.has_asked_for_loss_key = True
+            log.warning(
+                "\tan evaluation has no clear loss: its metrics are %s; name one with loss_key=... "
+                "(%r now), or the rule decides without losses",
+                trials.unclear[:10],
+                self.loss_key,
+            )
 
     def _may_be_used(self, late: Asked) -> bool:
         """Whether an answer would be of use, or at least worth to be refused with a reason."""

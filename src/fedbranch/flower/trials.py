@@ -1,0 +1,118 @@
+"""Trials as Flower messages: client apps evaluate models that are only considered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fedbranch.flower.federation import Federation
+from fedbranch.flower.halves import HALF_KEY, HALVES_KEY
+from fedbranch.flower.logs import log
+from fedbranch.flower.replies import LONGEST_REASON, loss_in
+from fedbranch.messages import Trial
+
+__all__ = ["AskedTrial", "Trials"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedTrial:
+    """A message that asks a client for its loss under one model."""
+
+    client_id: str
+    number: int  # which of the client's trials
+    message: Message
+
+    @property
+    def node_id(self) -> int:
+        """Flower's id of the client's node."""
+        return self.message.metadata.dst_node_id
+
+
+@dataclass
+class Trials:
+    """The losses that clients are asked for in a round, and those that have come.
+
+    Attributes
+    ----------
+    federation
+        Whose clients they are.
+    models
+        Client id -> the models that it is to measure.
+    loss_key
+        Which metric of a reply is the loss; None to tell by its name.
+    unclear
+        What the metrics of a reply without a clear loss are called; None if all were clear.
+    """
+
+    federation: Federation
+    models: Mapping[str, tuple[Trial, ...]] = field(default_factory=dict)
+    loss_key: str | None = None
+    unclear: list[str] | None = None
+    _asked: list[AskedTrial] = field(default_factory=list)
+    _measured: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def messages(
+        self, this_round: int, config: ConfigRecord, *, spared: Collection[int] = ()
+    ) -> list[Message]:
+        """Write a message for every trial, but to no node that is to be spared.
+
+        Messages about one model have the same record, which Flower then stores once.
+        """
+        layout, keys = self.federation.layout, self.federation.keys
+        records: dict[tuple[int, int, str], RecordDict] = {}
+        for client_id, trials in self.models.items():
+            for number, trial in enumerate(trials):
+                # All of them live as long as this, so the place in memory tells them apart.
+                model = trial.params.ctypes.data, trial.buffers.ctypes.data, trial.on
+                if model not in records:
+                    arrays = layout.record(layout.arrays_at(trial.params, trial.buffers))
+                    settings = ConfigRecord({**config, "server-round": this_round})
+                    if trial.halves is not None:
+                        settings[HALVES_KEY] = trial.halves
+                        settings[HALF_KEY] = trial.on.removesuffix(" half")
+                    records[model] = RecordDict({keys.arrays: arrays, keys.config: settings})
+                message = Message(
+                    content=records[model],
+                    message_type=MessageType.EVALUATE,
+                    dst_node_id=self.federation.roster.node_ids[client_id],
+                    ttl=self.federation.timeout_s,
+                    group_id=str(this_round),
+                )
+                one = AskedTrial(client_id=client_id, number=number, message=message)
+                if one.node_id not in spared:
+                    self._asked.append(one)
+        return [one.message for one in self._asked]
+
+    def without(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """Pass on replies to other messages; keep the losses in those to trials."""
+        waiting = {one.message.metadata.message_id: one for one in self._asked}
+        trial_ids = set(waiting)
+        for reply in replies:
+            message_id = reply.metadata.reply_to_message_id
+            if message_id not in trial_ids:
+                yield reply
+            elif message_id in waiting:
+                self._keep(waiting.pop(message_id), reply)
+
+    def _keep(self, one: AskedTrial, reply: Message) -> None:
+        try:
+            metrics = self.federation.reported(one.node_id, reply).scalars
+        except Exception as error:  # objects from outside may fail in ways of their own
+            log.warning("\tno loss from %s: %s", one.client_id, str(error)[:LONGEST_REASON])
+            return
+        loss = loss_in(metrics, self.loss_key)
+        if loss is None:
+            self.unclear = sorted(metrics)
+        else:
+            self._measured.setdefault(one.client_id, {})[one.number] = loss
+
+    @property
+    def losses(self) -> dict[str, list[float]]:
+        """Client id -> its losses, of clients that have sent them all."""
+        return {
+            client_id: [of_client[number] for number in range(len(self.models[client_id]))]
+            for client_id, of_client in sorted(self._measured.items())
+            if len(of_client) == len(self.models[client_id])
+        }
