@@ -18,7 +18,7 @@ MAY_SEE = {
     "messages": {"checkpoint", "core", "errors", "tree"},
     "rules": {"checkpoint", "core", "errors", "rules"},
     "records": {"checkpoint", "rules"},
-    "examination": {"core", "messages", "rules", "tree"},
+    "examination": {"checkpoint", "core", "messages", "rules", "tree"},
     "server": {
         "checkpoint", "core", "errors", "examination", "messages", "records", "rules", "tree",
     },

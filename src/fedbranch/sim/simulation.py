@@ -17,7 +17,7 @@ from fedbranch.client import LocalTraining, evaluate
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
 from fedbranch.examination import Aggregate, Weighting
-from fedbranch.rules import Rule, rule_to_state
+from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.server import Server
 from fedbranch.sim.engines import EngineChoice, EngineName
@@ -197,7 +197,7 @@ def simulate(
     model: nn.Module,
     clients: Mapping[str, ClientData],
     *,
-    rule: Rule,
+    rule: Rule | None = None,
     rounds: int,
     training: LocalTraining | None = None,
     seed: int = 0,
@@ -226,7 +226,7 @@ def simulate(
     clients
         Client id -> data.
     rule
-        Decides when clusters split.
+        Decides when clusters split; by default :class:`fedbranch.AutoRule`.
     rounds
         How many.
     training
@@ -272,6 +272,7 @@ def simulate(
     Run
     """
     _check_settings(rounds, participation, evaluate_every, checkpoint_every)
+    rule = AutoRule() if rule is None else rule
     training = training if training is not None else LocalTraining(epochs=3)
     population = Population(
         model,

@@ -1,0 +1,429 @@
+"""AutoRule through the server, with clients that are a quadratic bowl each."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedbranch import AutoRule, Decision, Evidence, Review, Server, Task, Update, weighted_mean
+from fedbranch.rules import PastRound, rule_from_state, rule_to_state
+from fedbranch.seeds import stream_seed
+
+DIM = 40
+
+
+class Bowls:
+    """Clients whose rows are optima scattered about the centre of their group.
+
+    Training goes half of the way to the mean of the rows; the loss is the mean squared
+    distance to them.
+    """
+
+    def __init__(self, groups, *, num_rows=40, spread=3.0, apart=1.0, seed=0):
+        rng = np.random.default_rng(seed)
+        names = sorted(set(groups))
+        centres = dict(zip(names, apart * rng.normal(size=(len(names), DIM)), strict=True))
+        self.group_of = {f"c{i:02}": group for i, group in enumerate(groups)}
+        self.rows = {
+            i: centres[g] + spread * rng.normal(size=(num_rows, DIM))
+            for i, g in self.group_of.items()
+        }
+        self.held_out = {
+            i: centres[g] + spread * rng.normal(size=(num_rows, DIM))
+            for i, g in self.group_of.items()
+        }
+        self.can_halve, self.can_measure = True, True
+
+    def half(self, client_id, number, which):
+        order = np.random.default_rng(stream_seed(number, client_id)).permutation(
+            len(self.rows[client_id])
+        )
+        return self.rows[client_id][
+            order[: len(order) // 2] if which == 0 else order[len(order) // 2 :]
+        ]
+
+    def update(self, client_id, task: Task):
+        def step(rows):
+            return (0.5 * (rows.mean(axis=0) - task.params)).astype(np.float32)
+
+        if task.halves is None or not self.can_halve:
+            return Update(step(self.rows[client_id]), num_examples=1)
+        a, b = (step(self.half(client_id, task.halves, which)) for which in (0, 1))
+        return Update((a + b) / 2, num_examples=1, half_difference=(a - b) / 2)
+
+    def losses(self, client_id, trials):
+        found = []
+        for trial in trials:
+            rows = self.held_out[client_id]
+            if trial.on != "held-out":
+                rows = self.half(client_id, trial.halves, 0 if trial.on == "first half" else 1)
+            found.append(float(((rows - trial.params) ** 2).sum(axis=1).mean()))
+        return found
+
+    def run(self, rounds, rule=None, server=None, asked=lambda ids, _: ids):
+        server = Server(DIM, rule=rule) if server is None else server
+        records = []
+        server.join([i for i in self.rows if i not in server.tree])
+        for _ in range(rounds):
+            ids = asked(sorted(self.rows), server)
+            tasks = server.plan(ids)
+            trials = server.trials(ids) if self.can_measure else {}
+            records.append(
+                server.step(
+                    {i: self.update(i, task) for i, task in tasks.items()},
+                    losses={i: self.losses(i, own) for i, own in trials.items()},
+                )
+            )
+        return server, records
+
+    def found(self, server):
+        leaves = {i: server.tree.position(i) for i in self.group_of}
+        pairs = set(zip(leaves.values(), self.group_of.values(), strict=True))
+        return len(pairs) == len(set(leaves.values())) == len(set(self.group_of.values()))
+
+
+def verdicts(records):
+    return [decision.verdict for record in records for decision in record.decisions]
+
+
+@pytest.mark.parametrize("groups", ["ab" * 6, "abcd" * 4, "a" * 18 + "bb", "a" * 19 + "b"])
+def test_all_groups_are_split_at_once_and_early(groups):
+    bowls = Bowls(groups)
+
+    server, records = bowls.run(8)
+
+    assert bowls.found(server)
+    assert sum(len(record.splits) for record in records) == 1
+    assert records[2].splits  # trained, examined, measured
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_of_one_group_stay_together(seed):
+    bowls = Bowls("a" * 20, spread=5.0, seed=seed)
+
+    server, records = bowls.run(40)
+
+    assert len(server.clusters) == 1
+    assert "split" not in verdicts(records)
+
+
+def test_clients_that_are_all_different_stay_together():
+    bowls = Bowls([str(i) for i in range(20)], spread=0.5)
+
+    server, _ = bowls.run(20)
+
+    assert len(server.clusters) == 1
+
+
+def test_an_examination_costs_one_exchange_and_one_double_upload():
+    bowls = Bowls("ab" * 6)
+    server = Server(DIM)
+    server.join(sorted(bowls.rows))
+    asked = []
+    for _ in range(4):
+        tasks = server.plan(sorted(bowls.rows))
+        trials = server.trials(sorted(bowls.rows))
+        asked.append((len(tasks), {t.halves is not None for t in tasks.values()}, len(trials)))
+        server.step(
+            {i: bowls.update(i, task) for i, task in tasks.items()},
+            losses={i: bowls.losses(i, own) for i, own in trials.items()},
+        )
+
+    assert asked == [(12, {False}, 0), (12, {True}, 0), (0, set(), 12), (12, {False}, 0)]
+
+
+def test_examinations_without_a_result_become_rare():
+    _, records = Bowls("a" * 20, spread=20.0).run(100)
+
+    examined = [r.round for r in records for d in r.decisions if "p_structure" in d.measurements]
+    gaps = np.diff(examined)
+    assert examined[0] == 2
+    assert len(examined) <= 14
+    assert gaps[-1] >= 10
+
+
+def test_the_mean_of_the_half_updates_trains():
+    bowls = Bowls("a" * 10)
+    server, _ = bowls.run(2)
+    plain, _ = Bowls("a" * 10).run(2, rule=AutoRule(coverage=1.0))
+
+    assert server.tree.root.version == 2
+    assert np.array_equal(server.tree.root.params, plain.tree.root.params)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25])
+def test_with_few_clients_in_a_round_the_cluster_stands_still_for_the_others(share):
+    bowls = Bowls("ab" * 8)
+    rng = np.random.default_rng(0)
+
+    def some(ids, server):
+        awaited = [i for i in server.awaited if i in ids]
+        others = [i for i in ids if i not in awaited]
+        rng.shuffle(others)
+        return sorted([*awaited, *others][: round(share * len(ids))])
+
+    server, records = bowls.run(60, asked=some)
+
+    assert bowls.found(server)
+    assert "hold" in verdicts(records)
+
+
+def test_whoever_did_not_answer_is_routed_to_its_group_later():
+    bowls = Bowls("ab" * 10)
+    server, _ = bowls.run(3, asked=lambda ids, _: ids[:-2])
+    assert len(server.clusters) == 2
+    assert not bowls.found(server)
+
+    bowls.run(1, server=server)
+
+    assert bowls.found(server)
+
+
+def test_a_split_that_does_not_pay_is_not_made():
+    """Groups that are real, but whose clients are measured on data of neither."""
+    bowls = Bowls("ab" * 8, spread=0.3)
+    bowls.losses = lambda client_id, trials: [1.0, 1.0 + 0.01 * (hash(client_id) % 7)] * 2
+
+    server, records = bowls.run(6)
+
+    assert len(server.clusters) == 1
+    reasons = [d.reason for r in records for d in r.decisions]
+    assert any("does not pay" in reason for reason in reasons)
+
+
+def test_a_split_is_merged_back_if_it_did_not_pay():
+    bowls = Bowls("ab" * 8)
+    server, _ = bowls.run(3)
+    leaves = server.tree.leaves
+    assert len(leaves) == 2
+    bowls.losses = lambda _, trials: [1.0, 2.0] if len(trials) == 2 else [1.0, 2.0] * 2
+
+    _, records = bowls.run(5, server=server)
+
+    merges = [d for r in records for d in r.decisions if d.verdict == "merge"]
+    assert [d.node_id for d in merges] == [0]
+    assert server.tree.root.is_leaf
+    assert server.tree.members(0) == sorted(bowls.rows)
+    _, records = bowls.run(4, server=server)
+    assert "split" not in verdicts(records)  # not at once again
+
+
+def test_merging_goes_to_the_mean_of_the_leaves():
+    bowls = Bowls("ab" * 8)
+    server, _ = bowls.run(6)
+    expected = np.mean([leaf.params for leaf in server.tree.leaves], axis=0)
+
+    server.merge_split(0)
+
+    assert server.tree.root.params == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_good_split_is_kept():
+    _, records = Bowls("ab" * 8).run(30)
+
+    assert verdicts(records).count("keep") == 2
+    assert "merge" not in verdicts(records)
+
+
+def test_without_half_updates_the_gap_and_held_out_losses_decide():
+    bowls = Bowls("ab" * 8, apart=3.0, spread=1.0)
+    bowls.can_halve = False
+    server, records = bowls.run(8)
+    assert bowls.found(server)
+    assert any("nobody sent half updates" in d.reason for r in records for d in r.decisions)
+
+    same = Bowls("a" * 16)
+    same.can_halve = False
+    server, _ = same.run(30)
+    assert len(server.clusters) == 1
+
+
+def test_without_losses_it_splits_on_what_the_halves_show():
+    bowls = Bowls("ab" * 8)
+    bowls.can_measure = False
+
+    server, records = bowls.run(8)
+
+    assert bowls.found(server)
+    (split,) = [d for r in records for d in r.splits]
+    assert "nobody could measure" in split.reason
+
+
+def test_with_neither_only_a_wide_gap_counts():
+    wide, narrow = (Bowls("ab" * 8, apart=3.0, spread=spread) for spread in (1.0, 12.0))
+    for bowls in (wide, narrow):
+        bowls.can_halve = bowls.can_measure = False
+
+    assert wide.found(wide.run(10)[0])
+    assert len(narrow.run(30)[0].clusters) == 1
+
+
+def test_two_clients_are_never_split():
+    server, records = Bowls("ab").run(10)
+
+    assert len(server.clusters) == 1
+    assert all("fewer than three" in d.reason for r in records for d in r.decisions)
+
+
+def test_only_conflicts_waits_until_one_model_has_converged():
+    early, _ = Bowls("ab" * 8).run(20, rule=AutoRule(only_conflicts=True))
+    assert len(early.clusters) == 1
+
+    bowls = Bowls("ab" * 8)
+    late, records = bowls.run(80, rule=AutoRule(only_conflicts=True))
+    assert bowls.found(late)
+    assert any("perhaps no conflict" in d.reason for r in records for d in r.decisions)
+
+
+def test_only_conflicts_does_not_split_what_converges_to_one_model():
+    """Groups whose updates differ, but shrink: they have the same optimum in the end."""
+    rule = AutoRule(only_conflicts=True)
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=DIM) for _ in range(2))
+    noise = 0.05 * rng.normal(size=(12, DIM))
+    updates = np.float32(np.stack([a - b] * 6 + [b - a] * 6) + noise)
+    halves = np.float32(0.05 * rng.normal(size=(12, DIM)))
+    evidence = Evidence(
+        node_id=0,
+        round=60,
+        client_ids=tuple(f"c{i:02}" for i in range(12)),
+        updates=updates,
+        weights=np.ones(12),
+        mean_update=weighted_mean(updates, np.ones(12)),
+        num_members=12,
+        rounds_trained=60,
+        rounds_held=0,
+        rounds_since_hold=None,
+        asked_for_halves=True,
+        half_differences=halves,
+    )
+    length = float(np.linalg.norm(updates, axis=1).mean())
+
+    def decided(norms, losses):
+        past = [PastRound(n, loss) for n, loss in zip(norms, losses, strict=True)]
+        return rule.examine(replace(evidence, past=past)).verdict
+
+    flat, falling = [length] * 60, [length * 0.97**i for i in range(60, 0, -1)][::-1]
+    assert decided(flat, [1.0] * 60) == "hold"
+    assert decided(falling, [1.0] * 60) == "train"
+    assert decided(flat, [0.97**i for i in range(60)]) == "train"
+    assert decided(flat, [None] * 60) == "hold"
+    assert decided(flat[:20], [1.0] * 20) == "train"
+
+
+def test_losses_that_are_not_finite_count_as_bad_as_can_be():
+    def decision(own):
+        return AutoRule().review(
+            Review(
+                node_id=0,
+                round=9,
+                rounds_since_split=5,
+                clusters={1: ["a"], 2: ["b"]},
+                losses={f"c{i}": (1.0, own) for i in range(8)},
+            )
+        )
+
+    assert decision(math.nan).verdict == "merge"
+    assert decision(math.inf).verdict == "merge"
+    assert decision(0.5).verdict == "keep"
+
+
+def test_losses_are_refused_by_themselves():
+    bowls = Bowls("ab" * 6)
+    server, _ = bowls.run(2)
+    ids = sorted(bowls.rows)
+    server.plan(ids)
+    trials = server.trials(ids)
+    losses = {i: bowls.losses(i, own) for i, own in trials.items()}
+    losses |= {"c00": [1.0], "c01": "losses", "c02": [None, 1.0, 2.0, 3.0], "stranger": [1.0]}
+
+    record = server.step({}, losses=losses)
+
+    assert set(record.refused) == {"c00", "c01", "c02", "stranger"}
+    assert "send 4 numbers" in record.refused["c00"]
+    assert "nobody asked" in record.refused["stranger"]
+
+
+def test_a_client_that_leaves_during_an_examination_is_not_waited_for():
+    bowls = Bowls("ab" * 6)
+    server, _ = bowls.run(2)
+    server.remove(["c00", "c01"])
+    del bowls.rows["c00"], bowls.rows["c01"]
+
+    bowls.run(1, server=server)
+
+    assert len(server.clusters) == 2
+    assert sum(map(len, server.clusters.values())) == 10
+
+
+def test_if_a_whole_proposed_group_leaves_the_rest_trains_on():
+    bowls = Bowls("a" * 18 + "bb")
+    server, _ = bowls.run(2)
+    server.remove(["c18", "c19"])
+    del bowls.rows["c18"], bowls.rows["c19"]
+
+    bowls.run(4, server=server)
+
+    assert len(server.clusters) == 1
+    assert server.tree.root.version > 2
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 7])
+def test_a_server_saved_in_the_middle_of_an_examination_goes_on_to_the_same_bits(
+    tmp_path, num_rounds
+):
+    whole, _ = Bowls("abc" * 5).run(12)
+    begun, _ = Bowls("abc" * 5).run(num_rounds)
+    begun.save(tmp_path)
+
+    resumed, _ = Bowls("abc" * 5).run(12 - num_rounds, server=Server.load(tmp_path))
+
+    assert resumed.clusters == whole.clusters
+    for one, other in zip(resumed.tree, whole.tree, strict=True):
+        assert np.array_equal(one.params, other.params)
+    assert resumed.to_state()[0] == whole.to_state()[0]
+
+
+def test_the_rule_survives_a_checkpoint():
+    rule = AutoRule(only_conflicts=True, coverage=0.5, review_after=(3,))
+
+    assert rule_from_state(rule_to_state(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"error_level": 0}, "error_level is 0.0; it must be a number in (0, 0.5)"),
+        ({"coverage": 1.5}, "coverage is 1.5"),
+        ({"max_hold_rounds": 0}, "max_hold_rounds is 0"),
+        ({"review_after": (5, 5)}, "review_after is (5, 5); it must be positive and ascending"),
+        ({"review_after": (0,)}, "review_after is (0,)"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        AutoRule(**settings)
+
+
+class Asking:
+    def __init__(self, **decision):
+        self.decision = decision
+
+    def examine(self, evidence):
+        return Decision(node_id=evidence.node_id, round=evidence.round, **self.decision)
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        {"verdict": "keep", "reason": ""},
+        {"verdict": "train", "reason": "", "asks": "losses", "groups": (("c00",), ("c01",))},
+        {"verdict": "hold", "reason": "", "asks": "losses"},
+        {"verdict": "hold", "reason": "", "asks": "halves"},
+        {"verdict": "train", "reason": "", "asks": "money"},
+    ],
+)
+def test_a_rule_cannot_ask_for_what_makes_no_sense(decision):
+    with pytest.raises(ValueError, match="decided on"):
+        Bowls("ab" * 3).run(1, rule=Asking(**decision))
