@@ -4,7 +4,6 @@ from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from fedbranch import Thresholds
 from fedbranch.flower import ClusteredStrategy
 from swapped_digits import task
 
@@ -35,9 +34,6 @@ def make_strategy(config: dict) -> Strategy:
         return FedAvg(**shared)
     return ClusteredStrategy(
         **shared,
-        rule=Thresholds(
-            eps_mean=config["eps-mean"], eps_max=config["eps-max"], gamma_max=config["gamma-max"]
-        ),
         checkpoint_dir=config["checkpoint-dir"] or None,
         resume=config["resume"],
     )
