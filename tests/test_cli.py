@@ -138,7 +138,7 @@ def test_the_demo_shows_what_it_promises(tmp_path):
 
     assert report["run"] == "runs/demo-1"
     assert report["finds_true_groups"]
-    assert [len(split["groups"]) for split in report["splits"]] == [2, 2, 2]
+    assert [len(split["groups"]) for split in report["splits"]] == [4]
     assert sorted(map(len, report["clusters"].values())) == [5, 5, 5, 5]
     mean = {method: means["overall"] for method, means in report["mean"].items()}
     assert mean["cfl"] > mean["fedavg"] + 0.1

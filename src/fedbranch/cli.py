@@ -122,11 +122,11 @@ def show(
     if not why:
         _print(folder, as_json)
         return
-    decisions = [decision for entry in folder.history() for decision in entry.record.decisions]
+    examinations = compare(folder).examinations
     if as_json:
-        print(json.dumps([asdict(decision) for decision in decisions], indent=2))
+        print(json.dumps([asdict(decision) for decision in examinations], indent=2))
     else:
-        print_why(decisions, Console())
+        print_why(examinations, Console())
 
 
 def _run_experiment(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -61,8 +62,12 @@ class RoundRecord:
         return tuple(decision for decision in self.decisions if decision.verdict == "split")
 
     def to_json(self) -> JSON:
-        """Give the record as JSON can say it."""
-        return asdict(self)
+        """Give the record as JSON can say it: without measurements that are not finite."""
+        table = asdict(self)
+        for decision in table["decisions"]:
+            measured = decision["measurements"].items()
+            decision["measurements"] = {n: v for n, v in measured if math.isfinite(v)}
+        return table
 
     @classmethod
     def from_json(cls, line: JSON) -> RoundRecord:

@@ -66,13 +66,27 @@ class Comparison:
 
     @property
     def last_decisions(self) -> list[Decision]:
-        """The last decision on each cluster that is still a leaf: why it was not split."""
-        latest = {
-            decision.node_id: decision
+        """The last examination of each cluster that is still a leaf: why it was not split.
+
+        Of one that was never examined, the last decision.
+        """
+        latest: dict[int, Decision] = {}
+        for entry in self.history:
+            for decision in entry.record.decisions:
+                known = latest.get(decision.node_id)
+                if decision.is_examination or known is None or not known.is_examination:
+                    latest[decision.node_id] = decision
+        return [latest[leaf.id] for leaf in self.tree.leaves if leaf.id in latest]
+
+    @property
+    def examinations(self) -> list[Decision]:
+        """Every decision for which a cluster was looked at, in order."""
+        return [
+            decision
             for entry in self.history
             for decision in entry.record.decisions
-        }
-        return [latest[leaf.id] for leaf in self.tree.leaves if leaf.id in latest]
+            if decision.is_examination
+        ]
 
     @property
     def refused(self) -> Counter[str]:

@@ -74,8 +74,9 @@ def episodes(decisions: Iterable[Decision]) -> Iterator[Episode]:
 
 def print_why(decisions: Iterable[Decision], console: Console) -> None:
     """Print every examination, with its numbers in words."""
-    console.print("[bold]Every examination[/bold]")
+    told_any = False
     for episode in episodes(decisions):
+        told_any = True
         first, last = episode.decisions[0], episode.last
         when = f"round {last.round}" if first is last else f"rounds {first.round} to {last.round}"
         console.print(
@@ -90,6 +91,8 @@ def print_why(decisions: Iterable[Decision], console: Console) -> None:
         ]
         if told:
             console.print(f"  [dim]{escape('; '.join(told))}[/dim]", soft_wrap=True)
+    if not told_any:
+        console.print("No cluster has been examined.")
 
 
 def _kind(decision: Decision) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.stats import wilcoxon
@@ -153,15 +153,16 @@ class AutoRule:
         evidence = about.evidence
         since = evidence.rounds_since_examined
         if since is None:
-            return about.train("trains, and is examined in the next round", asks="halves")
+            return about.wait("trains, and is examined in the next round", asks="halves")
         wait = min(25, math.ceil(1.5**evidence.num_examined))
         if _was_close(evidence.last_measured):
             wait = min(wait, 2)
         wait = max(wait, 3 * evidence.rounds_held_for_it)
         # The round that trains now counts.
         if since + 1 < wait:
-            return about.train(f"trains; examined again in {wait - since - 1} rounds")
-        return about.train("trains, and is examined in the next round", asks="halves")
+            num_rounds = wait - since
+            return about.wait(f"trains; examined again in {num_rounds} rounds")
+        return about.wait("trains, and is examined in the next round", asks="halves")
 
     def _are_there_groups(self, about: _Answer) -> Decision:
         evidence = about.evidence
@@ -294,7 +295,7 @@ class AutoRule:
         similarity = cosine_similarity(evidence.updates)
         heights = hierarchy(similarity).similarities
         gap = float(heights[-len(evidence.proposal)] - heights[1 - len(evidence.proposal)])
-        about.measured["gap"] = gap
+        about.measured |= {"num_groups": len(evidence.proposal), "gap": gap}
         if gap < LEAST_GAP_WITHOUT_LOSSES:
             return about.train(
                 f"{what}, but nobody sent half updates or losses, and the gap of {gap:.2f} between "
@@ -345,8 +346,11 @@ class _Answer:
     def __post_init__(self) -> None:
         self.measured |= norm_measurements(self.evidence)
 
-    def train(self, reason: str, asks: Asks = "nothing") -> Decision:
-        return self._decision("train", reason, (), asks)
+    def wait(self, reason: str, asks: Asks = "nothing") -> Decision:
+        return replace(self._decision("train", reason, (), asks), is_examination=False)
+
+    def train(self, reason: str) -> Decision:
+        return self._decision("train", reason, (), "nothing")
 
     def hold(self, reason: str) -> Decision:
         asks: Asks = "losses" if self.evidence.proposal else "nothing"
@@ -368,7 +372,7 @@ class _Answer:
             round=self.evidence.round,
             verdict=verdict,
             reason=reason,
-            measurements=self.measured,
+            measurements={n: v for n, v in self.measured.items() if math.isfinite(v)},
             groups=groups,
             asks=asks,
         )

@@ -156,6 +156,8 @@ class Decision:
         What the clients are asked for beside updates. ``"halves"``: in the next round, half
         updates, after training on. ``"losses"``, with the verdict to hold: how each client
         would fare after one step together and after one in its group of ``groups``.
+    is_examination
+        Whether the cluster was looked at; False if it was not time to.
     """
 
     node_id: int
@@ -165,6 +167,7 @@ class Decision:
     measurements: Mapping[str, float] = field(default_factory=dict)
     groups: Groups = ()
     asks: Asks = "nothing"
+    is_examination: bool = True
 
 
 class Rule(Protocol):
