@@ -207,7 +207,7 @@ def test_nobody_is_waited_for_while_others_are_on_trial(monkeypatch):
     grid = make_grid()
 
     def lose_one(number, arrays):
-        if number == 1:
+        if number == 2:  # when groups have been proposed
             grid.disconnect(SICK)
 
     def wait_for_any(*_):
@@ -217,7 +217,7 @@ def test_nobody_is_waited_for_while_others_are_on_trial(monkeypatch):
     result = start_auto(grid, num_rounds=3, start_with={"evaluate_fn": lose_one})
 
     assert verdicts(result) == ["train", "hold", "split"]
-    assert sum(map(len, result.clusters.values())) == 5  # it will be routed when it returns
+    assert sorted(result.clusters.values()) == ODD_AND_EVEN
 
 
 def test_losses_of_a_sampled_fraction_come_in_over_rounds():
@@ -235,10 +235,12 @@ def test_whom_a_subclass_spares_is_not_on_trial_either():
     grid = make_grid()
     start_auto(grid, num_rounds=8, strategy_class=Sparing)
 
-    # Five rounds after the split all clients compare two models; and all evaluate in the end.
+    # Five rounds after the split all clients compare models; and all evaluate in the end.
     last = [m for m in grid.sent if m.metadata.group_id == "8"]
     count = Counter(m.metadata.dst_node_id for m in last if m.metadata.message_type == "evaluate")
-    assert count == dict.fromkeys(grid.nodes, 3) | {SICK: 1}
+    assert count.pop(SICK) == 1
+    assert len(count) == 5
+    assert min(count.values()) >= 3
 
 
 def test_subclasses_see_answers_to_what_they_configured_only():
