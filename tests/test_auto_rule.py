@@ -171,7 +171,7 @@ def test_with_few_clients_in_a_round_the_cluster_stands_still_for_the_others(sha
 
 def test_whoever_did_not_answer_is_routed_to_its_group_later():
     bowls = Bowls("ab" * 10)
-    server, _ = bowls.run(3, asked=lambda ids, _: ids[:-2])
+    server, _ = bowls.run(4, asked=lambda ids, _: ids[:-2])
     assert len(server.clusters) == 2
     assert not bowls.found(server)
 
@@ -197,7 +197,7 @@ def test_a_split_is_merged_back_if_it_did_not_pay():
     server, _ = bowls.run(3)
     leaves = server.tree.leaves
     assert len(leaves) == 2
-    bowls.losses = lambda _, trials: [1.0, 2.0] if len(trials) == 2 else [1.0, 2.0] * 2
+    bowls.losses = lambda _, trials: [1.0, *[2.0] * (len(trials) - 1)]
 
     _, records = bowls.run(5, server=server)
 
@@ -222,8 +222,40 @@ def test_merging_goes_to_the_mean_of_the_leaves():
 def test_a_good_split_is_kept():
     _, records = Bowls("ab" * 8).run(30)
 
-    assert verdicts(records).count("keep") == 2
+    assert verdicts(records).count("keep") == 3
     assert "merge" not in verdicts(records)
+
+
+def test_a_client_in_the_wrong_group_is_moved():
+    bowls = Bowls("abc" * 5)
+    server, _ = bowls.run(3)
+    wrong = next(i for i in server.clusters if "c00" not in server.clusters[i])
+    server.tree.place("c00", wrong)
+    assert not bowls.found(server)
+
+    _, records = bowls.run(5, server=server)
+
+    assert bowls.found(server)
+    assert [set(d.moves) for r in records for d in r.decisions if d.moves] == [{"c00"}]
+
+
+def test_nobody_is_moved_where_all_models_are_alike():
+    losses = {f"c{i}": (1.0, 0.9 + 0.01 * i, 0.95 - 0.01 * i) for i in range(8)}
+    clusters = {1: [f"c{i}" for i in range(4)], 2: [f"c{i}" for i in range(4, 8)]}
+    review = Review(node_id=0, round=9, rounds_since_split=5, clusters=clusters, losses=losses)
+
+    assert AutoRule().review(review).moves == {}
+
+
+class Mover(AutoRule):
+    def review(self, review):
+        moves = {next(iter(review.losses)): 99}
+        return replace(super().review(review), moves=moves)
+
+
+def test_a_rule_cannot_move_clients_out_of_the_split():
+    with pytest.raises(ValueError, match="99"):
+        Bowls("ab" * 8).run(10, rule=Mover())
 
 
 def test_without_half_updates_the_gap_and_held_out_losses_decide():
@@ -321,8 +353,8 @@ def test_losses_that_are_not_finite_count_as_bad_as_can_be():
                 node_id=0,
                 round=9,
                 rounds_since_split=5,
-                clusters={1: ["a"], 2: ["b"]},
-                losses={f"c{i}": (1.0, own) for i in range(8)},
+                clusters={1: [f"c{i}" for i in range(8)], 2: ["d"]},
+                losses={f"c{i}": (1.0, own, 3.0) for i in range(8)},
             )
         )
 

@@ -148,6 +148,7 @@ def examine(
     weighting: Weighting,
     round: int,  # noqa: A002  # the word that everybody uses
     num_members: int,
+    num_new: int,
 ) -> Outcome:
     """Ask the rule about a cluster.
 
@@ -159,7 +160,7 @@ def examine(
         What was collected there, all of it computed at the leaf's parameters.
     rule, aggregate, weighting
         As the server has them.
-    round, num_members
+    round, num_members, num_new
         As :class:`fedbranch.Evidence` wants them.
 
     Returns
@@ -193,6 +194,7 @@ def examine(
         rounds_trained=node.version,
         rounds_held=case.rounds_held,
         rounds_since_hold=None if case.hold_ended is None else node.version - case.hold_ended,
+        num_new=num_new,
         asked_for_halves=case.halves is not None,
         half_differences=_frozen(stacked(ordered, "half_difference")) if have_halves else None,
         proposal=proposal,

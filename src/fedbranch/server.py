@@ -38,7 +38,7 @@ from fedbranch.messages import (
 )
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import AutoRule, Decision, Review, Rule, rule_from_state, rule_to_state
-from fedbranch.tree import ParameterTree, read_only
+from fedbranch.tree import Node, ParameterTree, read_only
 
 __all__ = ["Server"]
 
@@ -216,13 +216,18 @@ class Server:
                 trials |= {i: proposed[i] for i in sorted(asked)}
                 self._on_trial |= {i: (node_id, len(proposed[i])) for i in asked}
         for node_id in self._due_for_review():
-            merged = self._merged(node_id)
-            for leaf in self.tree.subtree(node_id):
-                for client_id in self.tree.members(leaf.id) if leaf.is_leaf else ():
-                    if client_id in ids and client_id not in trials:
-                        own = Trial(params=read_only(leaf.params), buffers=read_only(leaf.buffers))
-                        trials[client_id] = (merged, own)
-                        self._on_trial[client_id] = (node_id, 2)
+            leaves = self._leaves_below(node_id)
+            models = (
+                self._merged(node_id),
+                *(
+                    Trial(params=read_only(leaf.params), buffers=read_only(leaf.buffers))
+                    for leaf in leaves
+                ),
+            )
+            for client_id in (i for leaf in leaves for i in self.tree.members(leaf.id)):
+                if client_id in ids and client_id not in trials:
+                    trials[client_id] = models
+                    self._on_trial[client_id] = (node_id, len(models))
         return trials
 
     def step(
@@ -253,6 +258,7 @@ class Server:
             cases.setdefault(self.tree.position(client_id), Case()).replies[client_id] = reply
         reviewed = self._sort_losses(losses or {}, cases, refused)
         arrivals = Counter(move.to_node for move in routed)
+        answers = Counter(self.tree.position(client_id) for client_id in at_leaves)
         away = Counter(
             node_id
             for client_id in self._away
@@ -268,6 +274,7 @@ class Server:
                 weighting=self.weighting,
                 round=this_round,
                 num_members=self.tree.num_members(node_id) - away[node_id] + arrivals[node_id],
+                num_new=answers[node_id],
             )
             for node_id, case in sorted(cases.items())
             if case.replies or case.rounds_held
@@ -285,6 +292,9 @@ class Server:
             self._num_reviews[decision.node_id] = self._num_reviews.get(decision.node_id, 0) + 1
             if decision.verdict == "merge":
                 self.merge_split(decision.node_id)
+            for client_id, leaf_id in decision.moves.items():
+                self._forget_reply(client_id)
+                self.tree.place(client_id, leaf_id)
         record = RoundRecord(
             round=self.round,
             decisions=(*(outcome.decision for outcome in outcomes), *reviews),
@@ -464,7 +474,7 @@ class Server:
         split_in = self.tree[node_id].split_in_round
         assert split_in is not None
         this_round = self.round + 1
-        leaves = [node for node in self.tree.subtree(node_id) if node.is_leaf]
+        leaves = self._leaves_below(node_id)
         decision: Decision = self.rule.review(  # type: ignore[attr-defined]  # checked when due
             Review(
                 node_id=node_id,
@@ -479,11 +489,23 @@ class Server:
                 f"{self.rule!r} reviewed node {node_id} and decided {decision.verdict!r} on node "
                 f"{decision.node_id}; it must keep or merge that node"
             )
+        members = {i for leaf in leaves for i in self.tree.members(leaf.id)}
+        if not (
+            decision.moves.keys() <= members
+            and set(decision.moves.values()) <= {leaf.id for leaf in leaves}
+        ):
+            raise ValueError(
+                f"{self.rule!r} reviewed node {node_id} and moves {dict(decision.moves)}; it can "
+                f"move clients of that split to {[leaf.id for leaf in leaves]}"
+            )
         return decision
+
+    def _leaves_below(self, node_id: int) -> list[Node]:
+        return [node for node in self.tree.subtree(node_id) if node.is_leaf]
 
     def _merged(self, node_id: int) -> Trial:
         """Average all leaves below a node, each counted by its clients."""
-        leaves = [node for node in self.tree.subtree(node_id) if node.is_leaf]
+        leaves = self._leaves_below(node_id)
         counts = np.array([max(1, self.tree.num_members(leaf.id)) for leaf in leaves])
         params, buffers = (
             weighted_mean(vectors, counts) if vectors.size else vectors[0]

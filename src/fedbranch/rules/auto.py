@@ -30,6 +30,7 @@ CLIENTS_ENOUGH = 50
 # Rounds without any loss, after which nobody can measure them.
 ROUNDS_FOR_LOSSES = 2
 CLOSE_CALL = 100  # times the p-value that is needed
+OUTLIER = 5  # standard deviations
 # Without half updates nothing tells signal from noise. Between groups, single linkage then
 # must show a gap that no federation without conflicts has shown; and a wider one still if
 # nobody can measure losses either.
@@ -59,8 +60,8 @@ class AutoRule:
         that one which pays is merged back.
     coverage
         The share of the cluster's clients that must have answered at the same parameters
-        before it is split, in (0, 1]; of large clusters 50 clients are enough. The others find
-        their group when they next take part.
+        before it is split, in (0, 1]; of large clusters 50 clients are enough. More are waited
+        for as long as answers come in. The others find their group when they next take part.
     max_hold_rounds
         How many rounds a cluster may stand still for them.
     review_after
@@ -81,7 +82,8 @@ class AutoRule:
 
     Some rounds later clients compare their leaf on held-out data with the mean of all leaves
     of the split, which is what training together would have come to. If that is significantly
-    better the split is merged back to it.
+    better the split is merged back to it. Otherwise clients that fare clearly better with
+    another leaf of the split move there.
 
     Examinations begin after the first round. After one that ended without a split the next
     one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25; 2 if it was a close call; and not
@@ -101,7 +103,7 @@ class AutoRule:
     error_level: float = 0.05
     coverage: float = 0.8
     max_hold_rounds: int = 10
-    review_after: tuple[int, ...] = (5, 20)
+    review_after: tuple[int, ...] = (2, 5, 20)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only_conflicts", bool(self.only_conflicts))
@@ -133,14 +135,19 @@ class AutoRule:
             return self._does_it_pay(about)
         if not evidence.asked_for_halves:
             return self._is_it_time(about)
+        num_answered = len(evidence.client_ids)
         num_needed = self._num_needed(evidence.num_members)
-        if len(evidence.client_ids) < num_needed:
-            waiting = f"{len(evidence.client_ids)} of {num_needed} needed clients have answered"
+        # The last ones are not needed, but as long as answers come in they are waited for:
+        # whoever is missing at a split has to find its group by a single update.
+        is_complete = num_answered >= min(evidence.num_members, CLIENTS_ENOUGH)
+        if num_answered < num_needed or not (is_complete or evidence.num_new == 0):
+            waiting = f"{num_answered} of {evidence.num_members} clients have answered, needed: {num_needed}"
             if evidence.rounds_held < self.max_hold_rounds:
                 return about.hold(f"stands still to be examined: {waiting}")
-            return about.train(
-                f"stood still in vain for {evidence.rounds_held} rounds: {waiting}; trains on"
-            )
+            if num_answered < num_needed:
+                return about.train(
+                    f"stood still in vain for {evidence.rounds_held} rounds: {waiting}; trains on"
+                )
         if evidence.half_differences is None:
             return self._are_there_groups_without_halves(about)
         return self._are_there_groups(about)
@@ -306,21 +313,26 @@ class AutoRule:
         )
 
     def review(self, review: Review) -> Decision:
-        """Look at a split again: merge it back if the clients are worse off."""
+        """Look at a split again: merge it back if the clients are worse off, or move some."""
         measured: dict[str, float] = {"num_answered": len(review.losses)}
 
-        def decide(verdict: Verdict, reason: str) -> Decision:
+        def decide(
+            verdict: Verdict, reason: str, moves: Mapping[str, int] | None = None
+        ) -> Decision:
             return Decision(
                 node_id=review.node_id,
                 round=review.round,
                 verdict=verdict,
                 reason=f"looked at again {review.rounds_since_split} rounds after the split: {reason}",
                 measurements=measured,
+                moves=moves or {},
             )
 
         if not review.losses:
             return decide("keep", "nobody could compare")
-        gains = _gains(review.losses)
+        place = {i: leaf for leaf, members in review.clusters.items() for i in members}
+        position = {leaf: number for number, leaf in enumerate(review.clusters, start=1)}
+        gains = {i: _gain(own[0], own[position[place[i]]]) for i, own in review.losses.items()}
         p_worse = _p_value(list(gains.values()), "less")
         measured |= {
             "p_worse": p_worse,
@@ -333,7 +345,10 @@ class AutoRule:
         )
         if p_worse <= self.error_level:
             return decide("merge", f"{told} (p = {p_worse:.1g} for worse): it did not pay")
-        return decide("keep", told)
+        moves = _better_elsewhere(review.losses, place, position)
+        if moves:
+            told += f"; {', '.join(moves)} would be better off elsewhere and move"
+        return decide("keep", told, moves)
 
 
 @dataclass
@@ -406,6 +421,34 @@ def _was_close(measured: Mapping[str, float]) -> bool:
     """Whether an examination saw groups but could not yet be sure of them."""
     needed = measured.get("p_structure_needed", 0.0)
     return measured.get("p_structure", 1.0) <= CLOSE_CALL * needed
+
+
+def _better_elsewhere(
+    losses: Mapping[str, Sequence[float]], place: Mapping[str, int], position: Mapping[int, int]
+) -> dict[str, int]:
+    """Find the clients that are in the wrong group: client id -> leaf.
+
+    The others say what being in the right one is worth: by how much their own cluster's model
+    is better for them than the second best, and how much that varies. A client for which
+    another one is better by more than half of that, and which so is no outlier by chance,
+    belongs there.
+    """
+    best, by_how_much = {}, {}
+    for client_id, own in losses.items():
+        others = [leaf for leaf in position if leaf != place[client_id]]
+        best[client_id] = min(others, key=lambda leaf: own[position[leaf]])
+        by_how_much[client_id] = _gain(
+            own[position[place[client_id]]], own[position[best[client_id]]]
+        )
+    values = np.array(list(by_how_much.values()))
+    worth = -float(np.median(values))
+    deviation = 1.4826 * float(np.median(np.abs(values + worth)))  # a normal one's standard
+    enough = max(worth / 2, OUTLIER * deviation - worth)
+    return {
+        client_id: best[client_id]
+        for client_id, better in by_how_much.items()
+        if worth > 0 and better > enough
+    }
 
 
 def _pairs(losses: Sequence[float]) -> list[tuple[float, float]]:

@@ -60,6 +60,9 @@ class Evidence:
     rounds_since_hold
         How often they have moved since the cluster last held without being split; None if it
         never did.
+    num_new
+        How many of the clients answered in this round; the others before, while the parameters
+        stood still. None if nobody knows.
     asked_for_halves
         Whether the clients were asked for half updates. ``updates`` are then means of two, for
         those who could.
@@ -97,6 +100,7 @@ class Evidence:
     rounds_trained: int
     rounds_held: int
     rounds_since_hold: int | None
+    num_new: int | None = None
     asked_for_halves: bool = False
     half_differences: Array | None = None
     proposal: Groups = ()
@@ -122,8 +126,8 @@ class Review:
     clusters
         Leaf below the node -> ids of its clients.
     losses
-        Client id -> its held-out losses under two models: the mean of all leaves below the
-        node, and its own leaf.
+        Client id -> its held-out losses: under the mean of all leaves below the node, then
+        under each leaf, in the order of ``clusters``.
     """
 
     node_id: int
@@ -158,6 +162,8 @@ class Decision:
         would fare after one step together and after one in its group of ``groups``.
     is_examination
         Whether the cluster was looked at; False if it was not time to.
+    moves
+        Client id -> leaf: clients of a split that is kept who fare better with another group.
     """
 
     node_id: int
@@ -168,6 +174,7 @@ class Decision:
     groups: Groups = ()
     asks: Asks = "nothing"
     is_examination: bool = True
+    moves: Mapping[str, int] = field(default_factory=dict)
 
 
 class Rule(Protocol):
