@@ -271,6 +271,16 @@ def test_without_half_updates_the_gap_and_held_out_losses_decide():
     assert len(server.clusters) == 1
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_without_half_updates_few_alike_clients_are_not_split_by_chance(seed):
+    bowls = Bowls("a" * 6, num_rows=10, seed=seed)
+    bowls.can_halve = False
+
+    server, _ = bowls.run(30)
+
+    assert len(server.clusters) == 1
+
+
 def test_without_losses_it_splits_on_what_the_halves_show():
     bowls = Bowls("ab" * 8)
     bowls.can_measure = False

@@ -33,7 +33,7 @@ MAY_SEE = {
         "randomness", "rules", "runs", "seeds", "server", "sim", "tree",
     },
     "flower": {
-        "checkpoint", "errors", "flower", "messages", "records", "rules", "runs", "seeds", "server", "tree",
+        "checkpoint", "errors", "flower", "halves", "messages", "records", "rules", "runs", "seeds", "server", "tree",
     },
     "settings": {"errors"},
     "experiment": {

@@ -277,7 +277,8 @@ def _past_round(updates: Array, replies: Sequence[Reply]) -> PastRound:
         for name, value in sorted(reply.metrics.items())
         if "loss" in name.lower() and value is not None
     ]
-    mean_loss = float(np.mean(losses)) if losses else None
+    # Divided first: the sum of reported numbers may leave the range of floats.
+    mean_loss = float(sum(loss / len(losses) for loss in losses)) if losses else None
     return PastRound(float(np.sqrt(np.mean(lengths**2))), mean_loss)
 
 

@@ -195,7 +195,7 @@ class AutoRule:
             if doubt:
                 return about.train(f"{what}, but perhaps no conflict: {doubt}")
         return about.propose(
-            f"{what}: within them clients differ by {found.scatter:.0%} of what groups differ by, "
+            f"{what}: within them clients differ by {max(found.scatter, 0):.0%} of what groups differ by, "
             f"and the other half of the data confirms them (p = {found.p_value:.1g}); "
             "asks whether a split would pay",
             found.groups,
@@ -274,7 +274,8 @@ class AutoRule:
         """Whether a few leave the others, who hardly notice.
 
         A handful of clients among many changes nobody's mean, so the test over all of them
-        would find nothing.
+        would find nothing. That all of the few gain on both halves is enough where the halves
+        have confirmed the groups; otherwise a sign test must confirm them.
         """
         largest = max(evidence.proposal, key=len)
         pairs = [
@@ -284,9 +285,11 @@ class AutoRule:
             for pair in _pairs(losses)
         ]
         remaining = [gains[i] for i in largest if i in gains]
+        is_confirmed = evidence.half_differences is not None
         return (
             len(largest) > len(gains) / 2
             and bool(pairs)
+            and (is_confirmed or 0.5 ** len(pairs) <= self.error_level)
             and all(_gain(*pair) > 0 for pair in pairs)
             and _p_value(remaining, "less") > self.error_level
             and sum(gains.values()) > 0
