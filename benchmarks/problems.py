@@ -159,7 +159,10 @@ def draw(family: str, seed: int, data_dir: Path | None) -> Problem:
     """
     of = FAMILIES[family]
     rng = np.random.default_rng([seed, *family.encode()])
-    names = of.data if data_dir is not None else ("digits",)
+    embedded = tuple(name for name in of.data if name in ("digits", "xor"))
+    names = of.data if data_dir is not None else embedded
+    if not names:
+        raise ValueError(f"{family!r} needs MNIST or Fashion-MNIST; pass --data-dir")
     drawn: dict[str, Any] = {
         "data": str(rng.choice(names)),
         "model": str(rng.choice(of.models)),

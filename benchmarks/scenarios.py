@@ -18,7 +18,6 @@ import math
 import multiprocessing
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -290,6 +289,32 @@ def line(result: Mapping[str, Any]) -> str:
     )
 
 
+def table(results: Iterable[Mapping[str, Any]]) -> str:
+    """Give one line of Markdown for each family: exact recoveries, rounds, mean accuracies."""
+    by_family: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        by_family.setdefault(result["family"], []).append(result)
+    methods = ("plain FL", "thresholds", "IFCA", "AutoRule", "oracle")
+    lines = [
+        "| problem | clusters found | rounds | " + " | ".join(methods) + " |",
+        "|---|---|---|" + "---|" * len(methods),
+    ]
+    for family, drawn in by_family.items():
+        if drawn[0]["kind"] == "incongruent":
+            exact = sum(r["AutoRule"]["ARI"] == 1 for r in drawn)
+            found = f"exactly in {exact} of {len(drawn)}"
+        else:
+            found = ", ".join(str(r["AutoRule"]["clusters"]) for r in drawn)
+        split = [r["AutoRule"] for r in drawn if r["AutoRule"]["clusters"] > 1]
+        rounds = ", ".join(str(auto["rounds to the final clusters"]) for auto in split) or "-"
+        accuracies = [
+            f"{fmean(r[method]['accuracy'] for r in drawn):.2f}" if method in drawn[0] else "-"
+            for method in methods
+        ]
+        lines.append(f"| {family} | {found} | {rounds} | " + " | ".join(accuracies) + " |")
+    return "\n".join(lines)
+
+
 def _work(job: tuple[str, int, Path | None, str]) -> dict[str, Any]:
     torch.set_num_threads(1)
     family, seed, data_dir, device = job
@@ -321,7 +346,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, help="print the table of such a file, and stop")
     arguments = parser.parse_args()
+    if arguments.table is not None:
+        print(table(json.loads(arguments.table.read_text())["problems"]))
+        return
     jobs = [
         (family, seed, arguments.data_dir, arguments.device)
         for seed in arguments.seeds
@@ -341,8 +370,9 @@ def main() -> None:
 
 def _write(path: Path, results: list[dict[str, Any]], num_jobs: int) -> None:
     ordered = sorted(results, key=lambda r: (list(FAMILIES).index(r["family"]), r["seed"]))
+    seeds = " ".join(str(seed) for seed in sorted({r["seed"] for r in results}))
     report = {
-        "command": " ".join(["python", "benchmarks/scenarios.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/scenarios.py --data-dir DEST --seeds {seeds}",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "rounds": ROUNDS,
         "complete": len(results) == num_jobs,

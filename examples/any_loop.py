@@ -18,7 +18,7 @@ for i in range(12):
     readings[f"sensor-{i:02d}"] = (x, x @ true_weights[i % 3] + 0.1 * rng.normal(size=100))
 
 initial = np.zeros(NUM_FEATURES, dtype=np.float32)
-server = fb.Server(NUM_FEATURES, rule=fb.Thresholds(eps_mean=0.05, eps_max=0.5, gamma_max=0.5))
+server = fb.Server(NUM_FEATURES)
 
 for _ in range(60):
     updates = {}

@@ -22,9 +22,8 @@ def hospital(seed: int, is_reversed: bool) -> fb.ClientData:
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
 clients = {f"hospital-{i}": hospital(seed=i, is_reversed=i % 2 == 1) for i in range(6)}
-rule = fb.Thresholds(eps_mean=0.1, eps_max=0.5, gamma_max=0.5)
 
-run = fb.simulate(model, clients, rule=rule, rounds=30)
+run = fb.simulate(model, clients, rounds=30)
 
 for leaf, client_ids in run.clusters.items():
     accuracy = run.cluster_means[leaf]["accuracy"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
+SCENARIOS = BENCHMARKS / "results" / "scenarios.json"
+RESULTS = sorted(set((BENCHMARKS / "results").glob("*.json")) - {SCENARIOS})
 
 SCRIPT = """
 import sys
@@ -46,3 +47,46 @@ def test_the_committed_results_reach_what_they_must(path):
         for name, ratio in ratios.items():
             seconds = result["seconds per round"]
             assert ratio == pytest.approx(seconds[name] / seconds["fedbranch"], rel=1e-3)
+
+
+def test_the_committed_scenarios_are_what_the_documentation_says():
+    report = json.loads(SCENARIOS.read_text())
+    docs = (BENCHMARKS.parent / "docs" / "rules.md").read_text()
+    printed = subprocess.run(
+        [sys.executable, BENCHMARKS / "scenarios.py", "--table", SCENARIOS],
+        capture_output=True, text=True, timeout=120, check=True,
+    ).stdout.strip()  # fmt: skip
+
+    assert printed in docs
+    found = report["summary"]
+    assert found["false splits among the congruent"] == 0
+    gaining, exact = (
+        found[name] for name in ("incongruent where the oracle gains", "exact recovery there")
+    )
+    assert f"{exact} of {gaining}" in docs
+    assert len(report["problems"]) == found["problems"]
+
+
+DRAW = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import problems, scenarios
+one, same, other = (problems.draw("label swap, k = 3", seed, None) for seed in (7, 7, 8))
+assert one.drawn == same.drawn != other.drawn
+assert all((one.clients[i].train.x == same.clients[i].train.x).all() for i in one.clients)
+scenarios.ROUNDS = 6
+result = scenarios.studied("XOR, linear model", 1, None, "cpu")
+print(scenarios.line(result))
+print(scenarios.table([result]))
+print(scenarios.summary([result]))
+assert result["AutoRule"]["ARI"] == 1
+"""
+
+
+def test_a_scenario_is_drawn_and_studied():
+    result = subprocess.run(
+        [sys.executable, "-c", DRAW, BENCHMARKS], capture_output=True, text=True, timeout=300
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "exactly in 1 of 1" in result.stdout

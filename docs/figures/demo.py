@@ -19,7 +19,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]  # Okabe and Ito: safe fo
 
 
 def draw(run: RunFolder, target: Path) -> None:
-    """Accuracy of every client over the rounds, and the two norms that decide about splits."""
+    """Accuracy of every client over the rounds, and what every examination found."""
     tree, history = run.tree(), run.history()
     rounds = [entry.record.round for entry in history]
     plain = [
@@ -39,27 +39,34 @@ def draw(run: RunFolder, target: Path) -> None:
     top.legend(loc="lower right", frameon=False)
     top.set_title("20 clients, 4 groups with swapped labels: one model branches into four")
 
-    decisions = [decision for entry in history for decision in entry.record.decisions]
-    for name, marker, colour in [("max_norm", "^", "#555555"), ("mean_norm", "o", "#56B4E9")]:
+    examinations = [
+        decision
+        for entry in history
+        for decision in entry.record.decisions
+        if "p_structure" in decision.measurements
+    ]
+    for colour, node in zip(["black", *COLOURS], tree, strict=False):
+        own = [decision for decision in examinations if decision.node_id == node.id]
         bottom.plot(
-            [decision.round for decision in decisions],
-            [decision.measurements[name] for decision in decisions],
-            marker,
-            markersize=3,
+            [decision.round for decision in own],
+            [decision.measurements["p_structure"] for decision in own],
+            "o-",
             color=colour,
-            label={"max_norm": "longest update of a cluster", "mean_norm": "its mean update"}[name],
+            markersize=4,
+            linewidth=0.6,
+            label="all clients" if node.id == 0 else None,
         )
-    rule = run.about["rule"]["settings"]
-    bottom.axhline(rule["eps_max"], color="#555555", linewidth=0.8, linestyle="--")
-    bottom.axhline(rule["eps_mean"], color="#56B4E9", linewidth=0.8, linestyle="--")
-    bottom.set(xlabel="communication round", ylabel="norm", ylim=(0, 1))
-    bottom.legend(loc="upper right", frameon=False)
+    needed = [d.measurements["p_structure_needed"] for d in examinations if d.node_id == 0]
+    bottom.axhline(needed[0], color="black", linewidth=0.8, linestyle="--")
+    bottom.annotate("needed for 20 clients", (80, needed[0]), ha="right", va="bottom", fontsize=8)
+    bottom.set(xlabel="communication round", yscale="log", ylim=(2, 1e-9))
+    bottom.set_ylabel("p-value of the\nbest groups found")
 
     for split in (split for entry in history for split in entry.record.splits):
         for axes in (top, bottom):
             axes.axvline(split.round, color="grey", linewidth=0.8)
         top.annotate(
-            f"split\n{len(split.groups[0])} + {len(split.groups[1])}",
+            f"split\n{' + '.join(str(len(group)) for group in split.groups)}",
             (split.round, 0.02),
             textcoords="offset points",
             xytext=(3, 2),

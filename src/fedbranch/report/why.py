@@ -27,6 +27,7 @@ WORDS: dict[str, Callable[[float], str]] = {
     "mean_norm": lambda v: f"the mean update is {v:.3g} long",
     "max_norm": lambda v: f"the longest update {v:.3g}",
     "noise": lambda v: f"noise is {v:.2f} of a client's signal (the paper's γ)",
+    "length_left": lambda v: f"updates are {v:.0%} as long as at first",
     "num_groups": lambda v: f"the best cut has {v:g} groups",
     "gap": lambda v: f"similarities within and between them are {v:.2f} apart",
     "scatter": lambda v: f"clients of a group differ by {max(v, 0):.0%} of what groups differ by",

@@ -36,6 +36,7 @@ OUTLIER = 5  # standard deviations
 # nobody can measure losses either.
 LEAST_GAP = 0.2
 LEAST_GAP_WITHOUT_LOSSES = 0.4
+LEAST_LENGTH_LEFT = 0.3  # of what clients' updates were at first; those of noise are shorter
 # For only_conflicts: one model has converged if what the updates have in common is at most this
 # share of them, and in the last third of the rounds norms and losses were hardly lower than in
 # the third before.
@@ -215,6 +216,13 @@ class AutoRule:
         groups = merges.groups(num_groups)
         about.measured |= {"num_groups": num_groups, "gap": gaps[num_groups]}
         what = f"{num_groups} groups of {_sizes(groups)}"
+        lengths = [entry.norm for entry in evidence.past] or [1.0]
+        about.measured["length_left"] = lengths[-1] / lengths[0] if lengths[0] else 1.0
+        if about.measured["length_left"] < LEAST_LENGTH_LEFT:
+            return about.train(
+                f"converged: updates have {about.measured['length_left']:.0%} of their first length, "
+                "what is left may be noise (nobody sent half updates)"
+            )
         if gaps[num_groups] < LEAST_GAP:
             return about.train(
                 f"no groups: the widest gap between similarities, for {what}, is "
