@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbranch import Thresholds, __version__
+from fedbranch import AutoRule, Thresholds, __version__
 from fedbranch.experiment import Data, Experiment, Model, Training, preset_names
 
 ROOT = Path(__file__).parents[1]
@@ -26,12 +26,16 @@ def test_links_lead_somewhere(path):
 
 
 def test_the_documented_experiment_is_valid_and_names_every_setting():
-    (text,) = code_blocks(ROOT / "docs" / "experiments.md", "toml")
+    text, thresholds = code_blocks(ROOT / "docs" / "experiments.md", "toml")
 
-    Experiment.parse(text, "docs")
+    assert isinstance(Experiment.parse(text, "docs").rule, AutoRule)
 
+    with_thresholds = text[: text.index("[rule]")] + thresholds
+    assert isinstance(Experiment.parse(with_thresholds, "docs").rule, Thresholds)
+    known = {item.name for item in fields(Thresholds)}
+    assert set(tomllib.loads(thresholds)["rule"]) == known
     table = tomllib.loads(text)
-    sections = {"data": Data, "model": Model, "training": Training, "rule": Thresholds}
+    sections = {"data": Data, "model": Model, "training": Training, "rule": AutoRule}
     for name, section in sections.items():
         known = {item.name for item in fields(section)} - {"steps"}
         assert set(table[name]) == known

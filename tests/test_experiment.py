@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from fedbranch import InvalidExperiment
+from fedbranch import AutoRule, InvalidExperiment, Thresholds
 from fedbranch.data import digits
 from fedbranch.experiment import DIGITS_CLASSES, DIGITS_ROWS, Experiment, preset_names
 
@@ -160,3 +162,44 @@ def test_every_model_and_optimiser_runs(tmp_path, model, training):
     assert len(run.history()) == 3
     assert set(run.baselines) == {"fedavg", "local", "oracle", "ifca"}
     assert rounds == [m for m in ("cfl", "fedavg", "local", "oracle", "ifca") for _ in range(3)]
+
+
+RULES = [
+    ("", AutoRule()),
+    ("[rule]", AutoRule()),
+    (
+        "[rule]\nonly_conflicts = true\nreview_after = [3]",
+        AutoRule(only_conflicts=True, review_after=(3,)),
+    ),
+    ("[rule]\ncoverage = 1.0", AutoRule(coverage=1.0)),
+    (
+        "[rule]\neps_mean = 0.1\neps_max = 0.2\ngamma_max = 0.3",
+        Thresholds(eps_mean=0.1, eps_max=0.2, gamma_max=0.3),
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "rule"), RULES)
+def test_the_rule_is_known_by_its_settings(table, rule):
+    text = SMALL[: SMALL.index("[rule]")] + table
+
+    experiment = Experiment.parse(text, "small.toml")
+
+    assert experiment.rule == rule
+    assert Experiment.from_json(experiment.to_json()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("only_conflicts = 'yes'", "rule.only_conflicts is 'yes'; it must be true or false"),
+        ("review_after = [5, 2]", "rule.review_after is (5, 2); it must be positive and ascending"),
+        ("only_conflict = true", "did you mean rule.only_conflicts?"),
+        ("eps_maen = 0.1", "did you mean rule.eps_mean?"),
+    ],
+)
+def test_mistakes_in_a_rule_are_named(table, message):
+    text = SMALL[: SMALL.index("[rule]")] + f"[rule]\n{table}"
+
+    with pytest.raises(InvalidExperiment, match=re.escape(message)):
+        Experiment.parse(text, "small.toml")

@@ -45,6 +45,7 @@ class Case:
     proposed_in: int = 0  # round
     losses: dict[str, tuple[float, ...]] = field(default_factory=dict)
     num_examined: int = 0
+    num_merged: int = 0
     examined_at: int | None = None  # the leaf's version after the last examination
     rounds_held_for_it: int = 0
     last_measured: Mapping[str, float] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class Case:
         """Say whether the examination waits for something that this client can give."""
         if client_id not in self.replies:
             return True
-        proposed = any(client_id in group for group in self.proposal)
+        proposed = any(client_id in group for group in self.present_proposal)
         return proposed and client_id not in self.losses
 
     def close(self, outcome: Outcome, version: int, this_round: int) -> None:
@@ -77,8 +78,9 @@ class Case:
         decision = outcome.decision
         if decision.verdict == "hold":
             self.rounds_held += 1
-            if decision.asks == "losses" and not self.proposal:
+            if decision.groups != self.present_proposal:  # also if a whole group has left
                 self.proposal, self.proposed_in = decision.groups, this_round
+                self.losses = {}
             return
         if self.halves is not None:
             self.num_examined += 1
@@ -103,9 +105,10 @@ class Case:
             "proposed_in": self.proposed_in,
             "losses": {i: [repr(loss) for loss in own] for i, own in self.losses.items()},
             "num_examined": self.num_examined,
+            "num_merged": self.num_merged,
             "examined_at": self.examined_at,
             "rounds_held_for_it": self.rounds_held_for_it,
-            "last_measured": {name: repr(v) for name, v in self.last_measured.items()},
+            "last_measured": {name: repr(float(v)) for name, v in self.last_measured.items()},
             "past": [list(entry) for entry in self.past],
         }
         return state, tensors
@@ -122,6 +125,7 @@ class Case:
             proposed_in=state["proposed_in"],
             losses={i: tuple(map(float, own)) for i, own in state["losses"].items()},
             num_examined=state["num_examined"],
+            num_merged=state["num_merged"],
             examined_at=state["examined_at"],
             rounds_held_for_it=state["rounds_held_for_it"],
             last_measured={name: float(v) for name, v in state["last_measured"].items()},
@@ -181,7 +185,10 @@ def examine(
     ordered = [case.replies[client_id] for client_id in client_ids]
     compared = _frozen(stacked(ordered, "compared"))
     weights = _weights(ordered, weighting, compared)
-    have_halves = case.halves is not None and all(reply.has_halves for reply in ordered)
+    halved_rows = tuple(
+        row for row, reply in enumerate(ordered) if case.halves is not None and reply.has_halves
+    )
+    halved = [ordered[row] for row in halved_rows]
     proposal = case.present_proposal
     evidence = Evidence(
         node_id=node.id,
@@ -196,11 +203,13 @@ def examine(
         rounds_since_hold=None if case.hold_ended is None else node.version - case.hold_ended,
         num_new=num_new,
         asked_for_halves=case.halves is not None,
-        half_differences=_frozen(stacked(ordered, "half_difference")) if have_halves else None,
+        halved_rows=halved_rows,
+        half_differences=_frozen(stacked(halved, "half_difference")) if halved else None,
         proposal=proposal,
         losses=dict(sorted(case.losses.items())) if proposal else {},
         rounds_proposed=round - case.proposed_in if proposal else 0,
         num_examined=case.num_examined,
+        num_merged=case.num_merged,
         rounds_since_examined=None if case.examined_at is None else node.version - case.examined_at,
         rounds_held_for_it=case.rounds_held_for_it,
         last_measured=case.last_measured,
@@ -224,7 +233,8 @@ def proposed_trials(
     """Give what the clients of a proposal are to measure: a step together and one apart.
 
     Where all of them sent half updates, steps are made from one half of everybody's data and
-    measured on the other half, both ways round; otherwise on held-out data.
+    measured on the other half, both ways round; otherwise on held-out data. So also where
+    signals are compared: then the halves are those of the signals, along which nobody steps.
 
     Returns
     -------
@@ -234,7 +244,10 @@ def proposed_trials(
     groups = case.present_proposal
     everybody = [client_id for group in groups for client_id in group]
     replies = case.replies
-    have_halves = case.halves is not None and all(replies[i].has_halves for i in everybody)
+    have_halves = case.halves is not None and all(
+        replies[i].has_halves and replies[i].rows.vector is replies[i].rows.compared
+        for i in everybody
+    )
 
     def after_step(client_ids: Iterable[str], sign: int) -> tuple[Vector, Vector]:
         """Give where the updates of these clients, or of one half of their data, lead."""

@@ -7,10 +7,11 @@ import numbers
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
 
 from fedbranch.checkpoint import JSON, Tensors
 from fedbranch.core.geometry import Array, to_numpy
@@ -418,6 +419,8 @@ def check_losses(losses: object, num_trials: int) -> tuple[float, ...]:
         If it is not one number for each trial. Numbers that are not finite are allowed: a
         model may be that bad.
     """
+    if isinstance(losses, np.ndarray):
+        losses = losses.tolist()
     if not isinstance(losses, Sequence) or len(losses) != num_trials:
         raise InvalidUpdate(f"the losses are {_shortened(losses)}; send {num_trials} numbers")
     numbers_ = [_as_float(loss) for loss in losses]
@@ -436,11 +439,16 @@ def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
     }
     if not ordered:
         return state, {}
-    columns: list[Column] = ["vector", "compared", "buffers"]
+    columns: tuple[Column, ...] = ("vector", "compared", "buffers")
     replied = list(ordered.values())
-    if all(reply.has_halves for reply in replied):
-        columns.append("half_difference")
-    return state, {name: to_numpy(stacked(replied, name)) for name in columns}
+    tensors: dict[str, NDArray[Any]] = {name: to_numpy(stacked(replied, name)) for name in columns}
+    if any(reply.has_halves for reply in replied):
+        rows = [row for row, reply in enumerate(replied) if reply.has_halves]
+        tensors["half_difference"] = np.zeros_like(tensors["vector"])
+        tensors["half_difference"][rows] = to_numpy(
+            stacked([replied[row] for row in rows], "half_difference")
+        )
+    return state, tensors
 
 
 def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:

@@ -44,7 +44,7 @@ __all__ = ["Server"]
 
 ROUNDS_UNTIL_AWAY = 10
 ROUNDS_FOR_A_REVIEW = 3  # with no answer in so many, there will be none
-EXAMINATIONS_TO_FORGET = 5  # how many a split that did not pay counts for
+EXAMINATIONS_TO_FORGET = 6  # how many a split that did not pay counts for
 
 
 class Server:
@@ -121,8 +121,10 @@ class Server:
         self.max_examples = float(max_examples)
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
-        self._on_trial: dict[str, tuple[int, int]] = {}  # client id -> node, number of trials
+        self._on_trial: dict[str, tuple[int, int, list[int]]] = {}  # client id -> node, number
+        # of trials, and the leaves that they compare
         self._cases: dict[int, Case] = {}  # leaf -> what was collected there
+        self._archive: dict[int, Case] = {}  # inner node -> what it remembers, if it is merged
         self._num_reviews: dict[int, int] = {}  # inner node -> how often its split was reviewed
         self._last_seen: dict[str, int] = {}  # client id -> round, as mark_present was told
         self._joined: list[str] = []
@@ -206,7 +208,6 @@ class Server:
         """
         ids = set(self._known(client_ids))
         trials: dict[str, tuple[Trial, ...]] = {}
-        self._on_trial = {}
         for node_id, case in sorted(self._cases.items()):
             asked = {i for i in ids & case.replies.keys() if case.lacks(i)}
             if case.present_proposal and asked:
@@ -214,7 +215,7 @@ class Server:
                     self.tree[node_id], case, aggregate=self.aggregate, weighting=self.weighting
                 )
                 trials |= {i: proposed[i] for i in sorted(asked)}
-                self._on_trial |= {i: (node_id, len(proposed[i])) for i in asked}
+                self._on_trial |= {i: (node_id, len(proposed[i]), []) for i in asked}
         for node_id in self._due_for_review():
             leaves = self._leaves_below(node_id)
             models = (
@@ -227,7 +228,7 @@ class Server:
             for client_id in (i for leaf in leaves for i in self.tree.members(leaf.id)):
                 if client_id in ids and client_id not in trials:
                     trials[client_id] = models
-                    self._on_trial[client_id] = (node_id, len(models))
+                    self._on_trial[client_id] = (node_id, len(models), [leaf.id for leaf in leaves])
         return trials
 
     def step(
@@ -256,7 +257,8 @@ class Server:
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         for client_id, reply in at_leaves.items():
             cases.setdefault(self.tree.position(client_id), Case()).replies[client_id] = reply
-        reviewed = self._sort_losses(losses or {}, cases, refused)
+        unusable: dict[str, str] = {}  # losses, by client id
+        reviewed = self._sort_losses(losses or {}, cases, unusable)
         arrivals = Counter(move.to_node for move in routed)
         answers = Counter(self.tree.position(client_id) for client_id in at_leaves)
         away = Counter(
@@ -298,7 +300,7 @@ class Server:
         record = RoundRecord(
             round=self.round,
             decisions=(*(outcome.decision for outcome in outcomes), *reviews),
-            refused=dict(sorted(refused.items())),
+            refused=dict(sorted((unusable | refused).items())),
             routed=routed,
             joined=tuple(sorted(self._joined)),
             left=tuple(sorted(self._left)),
@@ -411,6 +413,7 @@ class Server:
             groups = [{i: case.replies[i].compared for i in group} for group in decision.groups]
             self.tree.split(node_id, groups, in_round=self.round)
             del self._cases[node_id]
+            self._archive[node_id] = Case(num_merged=case.num_merged, past=case.past)
             return
         if outcome.params_step is not None:
             self.tree.advance(node_id, outcome.params_step, outcome.buffers_step)
@@ -430,10 +433,12 @@ class Server:
             try:
                 if client_id not in self._on_trial:
                     raise InvalidUpdate("sent losses that nobody asked for")
-                node_id, num_trials = self._on_trial[client_id]
+                node_id, num_trials, leaf_ids = self._on_trial[client_id]
                 checked = check_losses(measured, num_trials)
+                if leaf_ids and leaf_ids != [leaf.id for leaf in self._leaves_below(node_id)]:
+                    raise InvalidUpdate("sent losses for clusters that are there no longer")
             except InvalidUpdate as error:
-                refused.setdefault(str(client_id), str(error))
+                refused[str(client_id)] = str(error)
                 continue
             if node_id in reviewed:
                 reviewed[node_id][client_id] = checked
@@ -446,10 +451,13 @@ class Server:
         }
 
     def _due_for_review(self) -> list[int]:
-        """Give the inner nodes whose splits the rule wants to see again in the coming round."""
+        """Give the inner nodes whose splits the rule wants to see again in the coming round.
+
+        None is below another one, and nothing stands still below them.
+        """
         if not callable(getattr(self.rule, "review", None)):
             return []
-        return [
+        due = {
             node.id
             for node in self.tree
             if node.split_in_round
@@ -459,6 +467,11 @@ class Server:
                 for below in self.tree.subtree(node.id)
                 if (case := self._cases.get(below.id)) is not None
             )
+        }
+        return [
+            node_id
+            for node_id in sorted(due)
+            if not any(above.id in due for above in self.tree.path(node_id)[:-1])
         ]
 
     def _rounds_overdue(self, node_id: int) -> float:
@@ -593,8 +606,12 @@ class Server:
         """Make a split cluster one again, at the parameters it had when it was split."""
         below = [node.id for node in self.tree.subtree(node_id)]
         self.tree.undo_split(node_id)
+        if node_id in self._archive:
+            self._cases[node_id] = self._archive[node_id]
         for gone_id in below:
-            self._cases.pop(gone_id, None)
+            if gone_id != node_id:
+                self._cases.pop(gone_id, None)
+            self._archive.pop(gone_id, None)
             self._num_reviews.pop(gone_id, None)
 
     def merge_split(self, node_id: int) -> None:
@@ -604,7 +621,10 @@ class Server:
         node = self.tree[node_id]
         self.tree.advance(node_id, merged.params - node.params, merged.buffers - node.buffers)
         # It has been examined before, and wrongly: the next time comes later.
-        self._cases[node_id] = Case(num_examined=EXAMINATIONS_TO_FORGET, examined_at=node.version)
+        case = self._cases.setdefault(node_id, Case())
+        case.num_merged += 1
+        case.num_examined = EXAMINATIONS_TO_FORGET * case.num_merged
+        case.examined_at = node.version
 
     def partition(
         self, groups: Mapping[str, Iterable[str]], params: Mapping[str, Array] | None = None
@@ -688,6 +708,7 @@ class Server:
             cases[str(node_id)], held = case.to_state()
             if held:
                 files[f"held-{node_id}"] = held
+        archive = {str(node_id): case.to_state()[0] for node_id, case in self._archive.items()}
         state: JSON = {
             "rule": rule_to_state(self.rule),
             "weighting": self.weighting,
@@ -695,7 +716,9 @@ class Server:
             "max_examples": self.max_examples,
             "round": self.round,
             "asked": self._asked,
+            "on_trial": {i: list(asked) for i, asked in self._on_trial.items()},
             "cases": cases,
+            "archive": archive,
             "num_reviews": {str(node_id): count for node_id, count in self._num_reviews.items()},
             "last_seen": self._last_seen,
             "joined": self._joined,
@@ -731,6 +754,11 @@ class Server:
             server._num_reviews = {int(i): count for i, count in state["num_reviews"].items()}
             server._last_seen = dict(state["last_seen"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
+            server._on_trial = {i: (a, b, list(c)) for i, (a, b, c) in state["on_trial"].items()}
+            server._archive = {
+                int(node_id): Case.from_state(case, {})
+                for node_id, case in state["archive"].items()
+            }
             for node_id, case in state["cases"].items():
                 held = files.get(f"held-{node_id}", {})
                 server._cases[int(node_id)] = Case.from_state(case, held)

@@ -101,6 +101,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _num_known(option: Any, table: object) -> int:
-    """Count a table's entries that a dataclass has fields for."""
-    known = {item.name for item in fields(option)} if is_dataclass(option) else set()
-    return len(known & set(table)) if isinstance(table, dict) else 0
+    """Count a table's entries that a dataclass has fields for, or nearly."""
+    known = [item.name for item in fields(option)] if is_dataclass(option) else []
+    entries = list(table) if isinstance(table, dict) else []
+    return sum(bool(difflib.get_close_matches(entry, known, n=1)) for entry in entries)

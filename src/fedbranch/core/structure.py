@@ -22,6 +22,9 @@ from fedbranch.core.geometry import Array, cosine_similarity, norms, to_numpy
 __all__ = ["Halves", "Structure", "compared_halves", "find_structure"]
 
 MOST_GROUPS = 20
+# Of so many clients one may be misplaced: among many there always is one.
+CLIENTS_PER_MISPLACED = 50
+LEAST_LEVEL = 1e-8
 # A reliability below this is not told from zero; dividing by it would make noise of anything.
 LEAST_RELIABILITY = 0.02
 
@@ -70,8 +73,8 @@ class Structure:
         data along the direction seen in the other, if they were the same.
     level
         What the p-value was compared with.
-    num_misplaced
-        Clients whose halves are, across halves, more similar to another group.
+    misplaced
+        Shape (m,): the clients whose halves are, across halves, more similar to another group.
     """
 
     groups: NDArray[np.intp]
@@ -79,13 +82,18 @@ class Structure:
     loosest_scatter: float
     p_value: float
     level: float
-    num_misplaced: int
+    misplaced: NDArray[np.bool_]
     limits: tuple[float, float] = field(default=(0.25, 0.5))
 
     @property
     def num_groups(self) -> int:
         """How many groups there are."""
         return int(self.groups.max()) + 1
+
+    @property
+    def num_misplaced(self) -> int:
+        """How many clients are misplaced."""
+        return int(self.misplaced.sum())
 
     @property
     def is_clear(self) -> bool:
@@ -107,7 +115,7 @@ class Structure:
                 f"in the other half of the data the groups differ with p = {self.p_value:.1g} only, "
                 f"not below {self.level:.1g}"
             )
-        if self.num_misplaced:
+        if self.num_misplaced > len(self.groups) // CLIENTS_PER_MISPLACED:
             return f"{self.num_misplaced} clients are nearer to another group in the other half"
         return ""
 
@@ -140,7 +148,8 @@ def find_structure(halves: Halves) -> Structure | None:
     Returns
     -------
     Structure or None
-        None if there are fewer than three clients, too few to tell groups from noise.
+        None if there are fewer than three clients, too few to tell groups from noise, or if
+        all are equally similar.
 
     Notes
     -----
@@ -148,7 +157,8 @@ def find_structure(halves: Halves) -> Structure | None:
     2**(m - 1) ways. So the level that the p-value must stay below falls with m: 1 % shared by
     all of these ways (Bonferroni) up to nine clients. Beyond, that is needlessly strict,
     because the choice is made on the whole updates, of which each half knows only a part;
-    there it falls as 2**(-m / 4), which no federation without groups has come near to.
+    there it falls as 2**(-m / 4), down to 1e-8, which no federation without groups has come
+    near to.
 
     Examples
     --------
@@ -200,13 +210,14 @@ def _judged(halves: Halves, groups: NDArray[np.intp]) -> Structure:
         loosest_scatter=loosest,
         p_value=max(_largest_p_value(half, groups) for half in (halves.across, halves.across.T)),
         level=_level(num_clients),
-        num_misplaced=_num_misplaced(halves.across, groups),
+        misplaced=_misplaced(halves.across, groups),
     )
 
 
 def _level(num_clients: int) -> float:
     num_others = min(num_clients - 1, 1000)
-    return max(1e-2 * math.pow(2, -num_others), 1e-4 * math.pow(2, -num_others / 4))
+    bonferroni = 1e-2 * math.pow(2, -num_others)
+    return max(bonferroni, 1e-4 * math.pow(2, -num_others / 4), LEAST_LEVEL)
 
 
 def _scatter(halves: Halves, groups: NDArray[np.intp]) -> tuple[float, float]:
@@ -252,12 +263,13 @@ def _largest_p_value(across: NDArray[np.float64], groups: NDArray[np.intp]) -> f
     first, second = np.tril_indices(num_groups, -1)
     difference = of_group[first, first, second] - of_group[second, first, second]
     error = np.sqrt(variance[first, second] * (1 / counts[first] + 1 / counts[second]))
-    statistic = difference / np.maximum(error, np.finfo(np.float64).tiny)
+    with np.errstate(over="ignore"):  # where nothing varies
+        statistic = difference / np.maximum(error, np.finfo(np.float64).tiny)
     return float(student_t.sf(statistic.min(), freedom))
 
 
-def _num_misplaced(across: NDArray[np.float64], groups: NDArray[np.intp]) -> int:
-    """Count the clients that are, across halves, on average nearer to another group."""
+def _misplaced(across: NDArray[np.float64], groups: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Find the clients that are, across halves, on average nearer to another group."""
     both = (across + across.T) / 2
     members = (groups[:, None] == np.arange(groups.max() + 1)[None, :]).astype(np.float64)
     itself = np.diag(both)[:, None] * members
@@ -268,4 +280,5 @@ def _num_misplaced(across: NDArray[np.float64], groups: NDArray[np.intp]) -> int
     rows = np.arange(len(groups))
     own = nearness[rows, groups].copy()
     nearness[rows, groups] = -np.inf
-    return int((own <= nearness.max(axis=1)).sum())
+    misplaced: NDArray[np.bool_] = own <= nearness.max(axis=1)
+    return misplaced

@@ -24,6 +24,7 @@ VERDICTS = {
 # What was measured -> how to say it.
 WORDS: dict[str, Callable[[float], str]] = {
     "num_answered": lambda v: f"{v:g} clients answered",
+    "num_halved": lambda v: f"{v:g} of them with half updates",
     "mean_norm": lambda v: f"the mean update is {v:.3g} long",
     "max_norm": lambda v: f"the longest update {v:.3g}",
     "noise": lambda v: f"noise is {v:.2f} of a client's signal (the paper's γ)",

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from array_api_compat import array_namespace, device
 from scipy.stats import wilcoxon
 
 from fedbranch.core.bipartition import hierarchy
-from fedbranch.core.geometry import cosine_similarity
+from fedbranch.core.geometry import Array, cosine_similarity
 from fedbranch.core.structure import compared_halves, find_structure
 from fedbranch.rules.evidence import (
     Asks,
@@ -29,6 +30,7 @@ __all__ = ["AutoRule"]
 CLIENTS_ENOUGH = 50
 # Rounds without any loss, after which nobody can measure them.
 ROUNDS_FOR_LOSSES = 2
+LONGEST_WAIT = 25  # rounds between two examinations
 CLOSE_CALL = 100  # times the p-value that is needed
 OUTLIER = 5  # standard deviations
 # Without half updates nothing tells signal from noise. Between groups, single linkage then
@@ -87,7 +89,8 @@ class AutoRule:
     another leaf of the split move there.
 
     Examinations begin after the first round. After one that ended without a split the next
-    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25; 2 if it was a close call; and not
+    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25, or twice that for every split that
+    was merged back; 2 if it was a close call; and not
     before the cluster has trained for thrice the rounds that it had to stand still.
 
     Clients that cannot make half updates or measure losses, such as unmodified Flower apps,
@@ -107,7 +110,8 @@ class AutoRule:
     review_after: tuple[int, ...] = (2, 5, 20)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "only_conflicts", bool(self.only_conflicts))
+        if not isinstance(self.only_conflicts, bool):
+            raise TypeError(f"only_conflicts is {self.only_conflicts!r}; it must be True or False")
         for name in ("error_level", "coverage"):
             object.__setattr__(self, name, float(getattr(self, name)))
         object.__setattr__(self, "max_hold_rounds", operator.index(self.max_hold_rounds))
@@ -149,7 +153,9 @@ class AutoRule:
                 return about.train(
                     f"stood still in vain for {evidence.rounds_held} rounds: {waiting}; trains on"
                 )
-        if evidence.half_differences is None:
+        if evidence.rounds_held >= 2 * self.max_hold_rounds:  # and groups left while it was tried
+            return about.train(f"stood still for {evidence.rounds_held} rounds; trains on")
+        if len(evidence.halved_rows) < num_needed:
             return self._are_there_groups_without_halves(about)
         return self._are_there_groups(about)
 
@@ -162,7 +168,8 @@ class AutoRule:
         since = evidence.rounds_since_examined
         if since is None:
             return about.wait("trains, and is examined in the next round", asks="halves")
-        wait = min(25, math.ceil(1.5**evidence.num_examined))
+        longest = LONGEST_WAIT * 2**evidence.num_merged
+        wait = min(longest, math.ceil(1.5 ** min(evidence.num_examined, 50)))
         if _was_close(evidence.last_measured):
             wait = min(wait, 2)
         wait = max(wait, 3 * evidence.rounds_held_for_it)
@@ -175,11 +182,13 @@ class AutoRule:
     def _are_there_groups(self, about: _Answer) -> Decision:
         evidence = about.evidence
         assert evidence.half_differences is not None
-        halves = compared_halves(evidence.updates, evidence.half_differences)
+        # Whoever could not make halves is routed, like those who have not answered.
+        rows = evidence.halved_rows
+        halves = compared_halves(_taken(evidence.updates, rows), evidence.half_differences)
         found = find_structure(halves)
-        about.measured["noise"] = halves.noise
+        about.measured |= {"noise": halves.noise, "num_halved": len(rows)}
         if found is None:
-            return about.train("fewer than three clients have answered")
+            return about.train("no groups: all updates are equally similar")
         about.measured |= {
             "num_groups": found.num_groups,
             "scatter": found.scatter,
@@ -199,7 +208,13 @@ class AutoRule:
             f"{what}: within them clients differ by {max(found.scatter, 0):.0%} of what groups differ by, "
             f"and the other half of the data confirms them (p = {found.p_value:.1g}); "
             "asks whether a split would pay",
-            found.groups,
+            {
+                evidence.client_ids[row]: int(group)
+                for row, group, is_misplaced in zip(
+                    rows, found.groups, found.misplaced, strict=True
+                )
+                if not is_misplaced
+            },
         )
 
     def _are_there_groups_without_halves(self, about: _Answer) -> Decision:
@@ -216,26 +231,27 @@ class AutoRule:
         groups = merges.groups(num_groups)
         about.measured |= {"num_groups": num_groups, "gap": gaps[num_groups]}
         what = f"{num_groups} groups of {_sizes(groups)}"
+        halves = f"{len(evidence.halved_rows)} of {num_clients} sent half updates"
         lengths = [entry.norm for entry in evidence.past] or [1.0]
         about.measured["length_left"] = lengths[-1] / lengths[0] if lengths[0] else 1.0
         if about.measured["length_left"] < LEAST_LENGTH_LEFT:
             return about.train(
                 f"converged: updates have {about.measured['length_left']:.0%} of their first length, "
-                "what is left may be noise (nobody sent half updates)"
+                f"what is left may be noise ({halves})"
             )
         if gaps[num_groups] < LEAST_GAP:
             return about.train(
                 f"no groups: the widest gap between similarities, for {what}, is "
-                f"{gaps[num_groups]:.2f}, less than {LEAST_GAP} (nobody sent half updates)"
+                f"{gaps[num_groups]:.2f}, less than {LEAST_GAP} ({halves})"
             )
         if self.only_conflicts:
             doubt = _still_converging(about)
             if doubt:
                 return about.train(f"{what}, but perhaps no conflict: {doubt}")
         return about.propose(
-            f"{what}: a gap of {gaps[num_groups]:.2f} between similarities (nobody sent half "
-            "updates); asks whether a split would pay",
-            groups,
+            f"{what}: a gap of {gaps[num_groups]:.2f} between similarities ({halves}); asks whether "
+            "a split would pay",
+            dict(zip(evidence.client_ids, map(int, groups), strict=True)),
         )
 
     def _does_it_pay(self, about: _Answer) -> Decision:
@@ -293,7 +309,7 @@ class AutoRule:
             for pair in _pairs(losses)
         ]
         remaining = [gains[i] for i in largest if i in gains]
-        is_confirmed = evidence.half_differences is not None
+        is_confirmed = _confirmed_by_halves(evidence)
         return (
             len(largest) > len(gains) / 2
             and bool(pairs)
@@ -305,7 +321,7 @@ class AutoRule:
 
     def _split_without_losses(self, about: _Answer, what: str) -> Decision:
         evidence = about.evidence
-        if evidence.half_differences is not None:
+        if _confirmed_by_halves(evidence):
             return about.split(
                 f"{what}, confirmed by the other half of the data; nobody could measure whether it "
                 "pays"
@@ -316,8 +332,8 @@ class AutoRule:
         about.measured |= {"num_groups": len(evidence.proposal), "gap": gap}
         if gap < LEAST_GAP_WITHOUT_LOSSES:
             return about.train(
-                f"{what}, but nobody sent half updates or losses, and the gap of {gap:.2f} between "
-                f"similarities is less than {LEAST_GAP_WITHOUT_LOSSES}"
+                f"{what}, but neither half updates nor losses confirm it, and the gap of {gap:.2f} "
+                f"between similarities is less than {LEAST_GAP_WITHOUT_LOSSES}"
             )
         return about.split(
             f"{what}: a gap of {gap:.2f} between similarities; nobody could measure whether it pays"
@@ -382,10 +398,10 @@ class _Answer:
         asks: Asks = "losses" if self.evidence.proposal else "nothing"
         return self._decision("hold", reason, self.evidence.proposal, asks)
 
-    def propose(self, reason: str, groups: Sequence[int] | np.ndarray) -> Decision:
+    def propose(self, reason: str, group_of: Mapping[str, int]) -> Decision:
         members: dict[int, list[str]] = {}
-        for client_id, group in zip(self.evidence.client_ids, groups, strict=True):
-            members.setdefault(int(group), []).append(client_id)
+        for client_id, group in group_of.items():
+            members.setdefault(group, []).append(client_id)
         proposal = tuple(tuple(members[group]) for group in sorted(members))
         return self._decision("hold", reason, proposal, "losses")
 
@@ -426,6 +442,20 @@ def _still_converging(about: _Answer) -> str:
     if measured.get("loss_left", 1.0) < LEAST_LOSS_LEFT:
         return f"the losses still fall (to {measured['loss_left']:.0%} over the last third of the rounds)"
     return ""
+
+
+def _confirmed_by_halves(evidence: Evidence) -> bool:
+    """Whether the proposal comes from half updates."""
+    halved = {evidence.client_ids[row] for row in evidence.halved_rows}
+    return all(client_id in halved for group in evidence.proposal for client_id in group)
+
+
+def _taken(updates: Array, rows: Sequence[int]) -> Array:
+    if len(rows) == updates.shape[0]:
+        return updates
+    xp = array_namespace(updates)
+    taken: Array = xp.take(updates, xp.asarray(list(rows), device=device(updates)), axis=0)
+    return taken
 
 
 def _was_close(measured: Mapping[str, float]) -> bool:
@@ -469,7 +499,10 @@ def _pairs(losses: Sequence[float]) -> list[tuple[float, float]]:
 def _gain(together: float, apart: float) -> float:
     """By how much a loss is lower apart. A model that has diverged is as bad as can be."""
     worst = 1e6
-    first, second = (loss if math.isfinite(loss) else worst for loss in (together, apart))
+    first, second = (
+        min(max(loss, -worst), worst) if math.isfinite(loss) else worst
+        for loss in (together, apart)
+    )
     return first - second
 
 

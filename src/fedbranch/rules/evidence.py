@@ -66,9 +66,11 @@ class Evidence:
     asked_for_halves
         Whether the clients were asked for half updates. ``updates`` are then means of two, for
         those who could.
+    halved_rows
+        Which of the clients, by row of ``updates``, sent half updates.
     half_differences
-        Shape (num_answered, num_params): half the difference of the two; None unless all of
-        them sent one.
+        Shape (len(halved_rows), num_params): half the difference of the two; None if nobody
+        sent them.
     proposal
         The groups that the rule proposed before, while it waits for losses; otherwise empty.
         Clients that have left since are not among them.
@@ -82,6 +84,8 @@ class Evidence:
         How many examinations with half updates did not end in a split.
     rounds_since_examined
         How often the parameters have moved since the last of them; None if there was none.
+    num_merged
+        How many splits of the cluster did not pay and were merged back.
     rounds_held_for_it
         How many rounds that one had to stand still for.
     last_measured
@@ -102,12 +106,14 @@ class Evidence:
     rounds_since_hold: int | None
     num_new: int | None = None
     asked_for_halves: bool = False
+    halved_rows: tuple[int, ...] = ()
     half_differences: Array | None = None
     proposal: Groups = ()
     losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     rounds_proposed: int = 0
     num_examined: int = 0
     rounds_since_examined: int | None = None
+    num_merged: int = 0
     rounds_held_for_it: int = 0
     last_measured: Mapping[str, float] = field(default_factory=dict)
     past: Sequence[PastRound] = ()
