@@ -19,8 +19,9 @@ MAY_SEE = {
     "rules": {"checkpoint", "core", "errors", "rules"},
     "records": {"checkpoint", "rules"},
     "examination": {"checkpoint", "core", "messages", "rules", "tree"},
+    "reviews": {"core", "messages", "rules", "tree"},
     "server": {
-        "checkpoint", "core", "errors", "examination", "messages", "records", "rules", "tree",
+        "checkpoint", "core", "errors", "examination", "messages", "records", "reviews", "rules", "tree",
     },
     "data": {"core", "data", "errors"},
     "randomness": set(),

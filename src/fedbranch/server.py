@@ -37,13 +37,13 @@ from fedbranch.messages import (
     checked_ids,
 )
 from fedbranch.records import RoundRecord, Routing
-from fedbranch.rules import AutoRule, Decision, Review, Rule, rule_from_state, rule_to_state
-from fedbranch.tree import Node, ParameterTree, read_only
+from fedbranch.reviews import Reviews, compared_models, merged_model
+from fedbranch.rules import AutoRule, Rule, rule_from_state, rule_to_state
+from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Server"]
 
 ROUNDS_UNTIL_AWAY = 10
-ROUNDS_FOR_A_REVIEW = 3  # with no answer in so many, there will be none
 EXAMINATIONS_TO_FORGET = 6  # how many a split that did not pay counts for
 
 
@@ -125,7 +125,7 @@ class Server:
         # of trials, and the leaves that they compare
         self._cases: dict[int, Case] = {}  # leaf -> what was collected there
         self._archive: dict[int, Case] = {}  # inner node -> what it remembers, if it is merged
-        self._num_reviews: dict[int, int] = {}  # inner node -> how often its split was reviewed
+        self._reviews = Reviews(rule)
         self._last_seen: dict[str, int] = {}  # client id -> round, as mark_present was told
         self._joined: list[str] = []
         self._left: list[str] = []
@@ -217,18 +217,12 @@ class Server:
                 trials |= {i: proposed[i] for i in sorted(asked)}
                 self._on_trial |= {i: (node_id, len(proposed[i]), []) for i in asked}
         for node_id in self._due_for_review():
-            leaves = self._leaves_below(node_id)
-            models = (
-                self._merged(node_id),
-                *(
-                    Trial(params=read_only(leaf.params), buffers=read_only(leaf.buffers))
-                    for leaf in leaves
-                ),
-            )
-            for client_id in (i for leaf in leaves for i in self.tree.members(leaf.id)):
+            models = compared_models(self.tree, node_id)
+            leaf_ids = [leaf.id for leaf in self.tree.leaves_below(node_id)]
+            for client_id in (i for leaf_id in leaf_ids for i in self.tree.members(leaf_id)):
                 if client_id in ids and client_id not in trials:
                     trials[client_id] = models
-                    self._on_trial[client_id] = (node_id, len(models), [leaf.id for leaf in leaves])
+                    self._on_trial[client_id] = (node_id, len(models), leaf_ids)
         return trials
 
     def step(
@@ -281,7 +275,10 @@ class Server:
             for node_id, case in sorted(cases.items())
             if case.replies or case.rounds_held
         ]
-        reviews = [self._review(node_id, of_node) for node_id, of_node in reviewed.items()]
+        reviews = [
+            self._reviews.decide(self.tree, node_id, this_round, of_node)
+            for node_id, of_node in reviewed.items()
+        ]
 
         # Until here nothing has changed: whoever raised, the round can be tried again.
         self.round = this_round
@@ -291,7 +288,8 @@ class Server:
         for outcome in outcomes:
             self._carry_out(outcome)
         for decision in reviews:
-            self._num_reviews[decision.node_id] = self._num_reviews.get(decision.node_id, 0) + 1
+            num_done = self._reviews.num_done
+            num_done[decision.node_id] = num_done.get(decision.node_id, 0) + 1
             if decision.verdict == "merge":
                 self.merge_split(decision.node_id)
             for client_id, leaf_id in decision.moves.items():
@@ -435,7 +433,8 @@ class Server:
                     raise InvalidUpdate("sent losses that nobody asked for")
                 node_id, num_trials, leaf_ids = self._on_trial[client_id]
                 checked = check_losses(measured, num_trials)
-                if leaf_ids and leaf_ids != [leaf.id for leaf in self._leaves_below(node_id)]:
+                present = [leaf.id for leaf in self.tree.leaves_below(node_id)]
+                if leaf_ids and leaf_ids != present:
                     raise InvalidUpdate("sent losses for clusters that are there no longer")
             except InvalidUpdate as error:
                 refused[str(client_id)] = str(error)
@@ -447,87 +446,12 @@ class Server:
         return {
             node_id: of_node
             for node_id, of_node in reviewed.items()
-            if of_node or self._rounds_overdue(node_id) >= ROUNDS_FOR_A_REVIEW
+            if of_node or self._reviews.is_overdue(self.tree, node_id, self.round + 1)
         }
 
     def _due_for_review(self) -> list[int]:
-        """Give the inner nodes whose splits the rule wants to see again in the coming round.
-
-        None is below another one, and nothing stands still below them.
-        """
-        if not callable(getattr(self.rule, "review", None)):
-            return []
-        due = {
-            node.id
-            for node in self.tree
-            if node.split_in_round
-            and self._rounds_overdue(node.id) >= 0
-            and not any(
-                case.rounds_held
-                for below in self.tree.subtree(node.id)
-                if (case := self._cases.get(below.id)) is not None
-            )
-        }
-        return [
-            node_id
-            for node_id in sorted(due)
-            if not any(above.id in due for above in self.tree.path(node_id)[:-1])
-        ]
-
-    def _rounds_overdue(self, node_id: int) -> float:
-        """Count the rounds since a split's next review was due; below zero if it is not yet."""
-        dates: Sequence[int] = getattr(self.rule, "review_after", ())
-        num_done = self._num_reviews.get(node_id, 0)
-        split_in = self.tree[node_id].split_in_round
-        if split_in is None or num_done >= len(dates):
-            return -math.inf
-        return self.round + 1 - split_in - dates[num_done]
-
-    def _review(self, node_id: int, losses: Mapping[str, tuple[float, ...]]) -> Decision:
-        split_in = self.tree[node_id].split_in_round
-        assert split_in is not None
-        this_round = self.round + 1
-        leaves = self._leaves_below(node_id)
-        decision: Decision = self.rule.review(  # type: ignore[attr-defined]  # checked when due
-            Review(
-                node_id=node_id,
-                round=this_round,
-                rounds_since_split=this_round - split_in,
-                clusters={leaf.id: self.tree.members(leaf.id) for leaf in leaves},
-                losses=losses,
-            )
-        )
-        if decision.verdict not in ("keep", "merge") or decision.node_id != node_id:
-            raise ValueError(
-                f"{self.rule!r} reviewed node {node_id} and decided {decision.verdict!r} on node "
-                f"{decision.node_id}; it must keep or merge that node"
-            )
-        members = {i for leaf in leaves for i in self.tree.members(leaf.id)}
-        if not (
-            decision.moves.keys() <= members
-            and set(decision.moves.values()) <= {leaf.id for leaf in leaves}
-        ):
-            raise ValueError(
-                f"{self.rule!r} reviewed node {node_id} and moves {dict(decision.moves)}; it can "
-                f"move clients of that split to {[leaf.id for leaf in leaves]}"
-            )
-        return decision
-
-    def _leaves_below(self, node_id: int) -> list[Node]:
-        return [node for node in self.tree.subtree(node_id) if node.is_leaf]
-
-    def _merged(self, node_id: int) -> Trial:
-        """Average all leaves below a node, each counted by its clients."""
-        leaves = self._leaves_below(node_id)
-        counts = np.array([max(1, self.tree.num_members(leaf.id)) for leaf in leaves])
-        params, buffers = (
-            weighted_mean(vectors, counts) if vectors.size else vectors[0]
-            for vectors in (
-                np.stack([leaf.params for leaf in leaves]),
-                np.stack([leaf.buffers for leaf in leaves]),
-            )
-        )
-        return Trial(params=read_only(params), buffers=read_only(buffers))
+        still = [node_id for node_id, case in self._cases.items() if case.rounds_held]
+        return self._reviews.due(self.tree, self.round + 1, still)
 
     # Changes from outside
 
@@ -612,11 +536,11 @@ class Server:
             if gone_id != node_id:
                 self._cases.pop(gone_id, None)
             self._archive.pop(gone_id, None)
-            self._num_reviews.pop(gone_id, None)
+            self._reviews.num_done.pop(gone_id, None)
 
     def merge_split(self, node_id: int) -> None:
         """Make a split cluster one again, at the mean of what its clusters have come to."""
-        merged = self._merged(node_id)
+        merged = merged_model(self.tree, node_id)
         self.undo_split(node_id)
         node = self.tree[node_id]
         self.tree.advance(node_id, merged.params - node.params, merged.buffers - node.buffers)
@@ -719,7 +643,7 @@ class Server:
             "on_trial": {i: list(asked) for i, asked in self._on_trial.items()},
             "cases": cases,
             "archive": archive,
-            "num_reviews": {str(node_id): count for node_id, count in self._num_reviews.items()},
+            "num_reviews": {str(i): count for i, count in self._reviews.num_done.items()},
             "last_seen": self._last_seen,
             "joined": self._joined,
             "left": self._left,
@@ -751,7 +675,7 @@ class Server:
             server.tree = tree
             server.round = state["round"]
             server._asked = dict(state["asked"])
-            server._num_reviews = {int(i): count for i, count in state["num_reviews"].items()}
+            server._reviews.num_done = {int(i): n for i, n in state["num_reviews"].items()}
             server._last_seen = dict(state["last_seen"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
             server._on_trial = {i: (a, b, list(c)) for i, (a, b, c) in state["on_trial"].items()}

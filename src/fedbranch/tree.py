@@ -231,6 +231,12 @@ class ParameterTree:
             nodes.extend(self[child_id] for child_id in node.child_ids)
         return nodes
 
+    def leaves_below(self, node_id: int) -> list[Node]:
+        """Give the leaves at or below a node, by id."""
+        return sorted(
+            (node for node in self.subtree(node_id) if node.is_leaf), key=lambda node: node.id
+        )
+
     # Changes
 
     def advance(
