@@ -444,6 +444,27 @@ def test_a_cluster_does_not_stand_still_for_ever_while_clients_come_and_go():
     assert server.tree.root.version > 1 or not server.tree.root.is_leaf
 
 
+def test_too_few_are_left_of_a_proposal_that_nobody_measures():
+    updates = np.float32([[1, 0], [-1, 0]])
+    evidence = Evidence(
+        node_id=0,
+        round=9,
+        client_ids=("a", "b"),
+        updates=updates,
+        weights=np.ones(2),
+        mean_update=np.zeros(2, np.float32),
+        num_members=5,
+        rounds_trained=3,
+        rounds_held=2,
+        rounds_since_hold=None,
+        asked_for_halves=True,
+        proposal=(("a",), ("b",)),
+        rounds_proposed=2,
+    )
+
+    assert AutoRule().examine(evidence).verdict == "train"
+
+
 def test_signals_are_compared_and_updates_tried():
     bowls = Bowls("ab" * 8)
     bowls.sends_signal = True

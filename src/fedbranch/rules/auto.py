@@ -75,8 +75,8 @@ class AutoRule:
     An examination goes on in steps, each of which must succeed:
 
     1. The clients are asked for half updates. It is a round like any other, for twice the
-       upload and computation: their means train the model. See :func:`fedbranch.core.structure.find_structure`
-       for how groups are found, told from noise, and confirmed in the other half.
+       upload and computation: their means train the model. How groups are found, told from
+       noise and confirmed in the other half: :func:`fedbranch.core.structure.find_structure`.
     2. The cluster stands still, and the clients measure, on the half of their data that a step
        was not made from, the loss after a step of all together and after one of their group.
        A one-sided Wilcoxon signed-rank test over the clients at ``error_level`` must find the
@@ -89,9 +89,9 @@ class AutoRule:
     another leaf of the split move there.
 
     Examinations begin after the first round. After one that ended without a split the next
-    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25, or twice that for every split that
-    was merged back; 2 if it was a close call; and not
-    before the cluster has trained for thrice the rounds that it had to stand still.
+    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25, or twice that for every split
+    that was merged back; 2 if it was a close call; and not before the cluster has trained for
+    thrice the rounds that it had to stand still.
 
     Clients that cannot make half updates or measure losses, such as unmodified Flower apps,
     are judged by less: by the gap between the heights at which single linkage joins the
@@ -326,8 +326,9 @@ class AutoRule:
                 f"{what}, confirmed by the other half of the data; nobody could measure whether it "
                 "pays"
             )
-        similarity = cosine_similarity(evidence.updates)
-        heights = hierarchy(similarity).similarities
+        if len(evidence.client_ids) <= len(evidence.proposal):
+            return about.train(f"{what}, but too few clients are left to tell")
+        heights = hierarchy(cosine_similarity(evidence.updates)).similarities
         gap = float(heights[-len(evidence.proposal)] - heights[1 - len(evidence.proposal)])
         about.measured |= {"num_groups": len(evidence.proposal), "gap": gap}
         if gap < LEAST_GAP_WITHOUT_LOSSES:
