@@ -196,6 +196,8 @@ def test_the_rule_is_known_by_its_settings(table, rule):
         ("review_after = [5, 2]", "rule.review_after is (5, 2); it must be positive and ascending"),
         ("only_conflict = true", "did you mean rule.only_conflicts?"),
         ("eps_maen = 0.1", "did you mean rule.eps_mean?"),
+        ("min_rounds = 3", "rule.eps_mean is missing"),
+        ("only_conflicts = true\neps_mean = 0.1", "rule.eps_mean belongs to Thresholds"),
     ],
 )
 def test_mistakes_in_a_rule_are_named(table, message):

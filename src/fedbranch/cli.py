@@ -114,7 +114,7 @@ def show(
     run_path: RunPath,
     as_json: AsJSON = False,
     why: Annotated[
-        bool, typer.Option("--why", help="Print every examination, with its numbers in words.")
+        bool, typer.Option("--why", help="Print the examinations, with their numbers in words.")
     ] = False,
 ) -> None:
     """Print a run's tree, its table beside the baselines and the reason for every split."""

@@ -66,9 +66,16 @@ class Data:
     ratio: float = 10.0  # of the largest to the smallest client, for quantity-skew
     held_out: Literal["shared", "own"] = "shared"
     test_fraction: float = 0.2
+    validation_fraction: float = 0.0  # of every client's training rows, held out for decisions
 
     def __post_init__(self) -> None:
         require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "between 0 and 1")
+        require(
+            "validation_fraction",
+            self.validation_fraction,
+            0 <= self.validation_fraction < 1,
+            "at least 0 and below 1",
+        )
         # Every client needs at least two rows, to train on or to split into two parts.
         num_rows = DIGITS_ROWS
         if self.held_out == "shared":
@@ -123,6 +130,7 @@ class Data:
             partition=partitions[self.partition],
             held_out=self.held_out,
             test_fraction=self.test_fraction,
+            validation_fraction=self.validation_fraction,
             seed=seed,
         )
 

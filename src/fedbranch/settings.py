@@ -74,7 +74,14 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return fill(hint, value, where)
     if origin in (Union, UnionType):
         options = [option for option in get_args(hint) if option is not NoneType]
-        return _typed(max(options, key=lambda option: _num_known(option, value)), value, where)
+        chosen = max(options, key=lambda option: _num_known(option, value))
+        for other in options:
+            for entry in (_known(other) - _known(chosen)) & set(_entries(value)):
+                raise InvalidExperiment(
+                    f"{where}.{entry} belongs to {other.__name__} and others to {chosen.__name__}; "
+                    "give the settings of one of them"
+                )
+        return _typed(chosen, value, where)
     if origin is Literal:
         if value in get_args(hint):
             return value
@@ -101,7 +108,17 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _num_known(option: Any, table: object) -> int:
-    """Count a table's entries that a dataclass has fields for, or nearly."""
-    known = [item.name for item in fields(option)] if is_dataclass(option) else []
-    entries = list(table) if isinstance(table, dict) else []
-    return sum(bool(difflib.get_close_matches(entry, known, n=1)) for entry in entries)
+    """Count a table's entries that a dataclass has fields for; half for what is only similar."""
+    known = _known(option)
+    return sum(
+        2 * (entry in known) or bool(difflib.get_close_matches(entry, known, n=1))
+        for entry in _entries(table)
+    )
+
+
+def _known(option: Any) -> set[str]:
+    return {item.name for item in fields(option)} if is_dataclass(option) else set()
+
+
+def _entries(table: object) -> list[str]:
+    return list(table) if isinstance(table, dict) else []

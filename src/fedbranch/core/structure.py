@@ -116,7 +116,7 @@ class Structure:
                 f"not below {self.level:.1g}"
             )
         if self.num_misplaced > len(self.groups) // CLIENTS_PER_MISPLACED:
-            return f"{self.num_misplaced} clients are nearer to another group in the other half"
+            return f"{self.num_misplaced} client(s) are nearer to another group in the other half"
         return ""
 
 

@@ -44,7 +44,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         soft_wrap=True,
     )
     console.print(
-        _reasons("Why the others were not", comparison.last_decisions, ""), soft_wrap=True
+        _reasons(
+            "Why the others were not" if comparison.splits else "Why not",
+            comparison.last_decisions,
+            "",
+        ),
+        soft_wrap=True,
     )
     if comparison.refused:
         total = comparison.refused.total()

@@ -27,7 +27,7 @@ WORDS: dict[str, Callable[[float], str]] = {
     "num_halved": lambda v: f"{v:g} of them with half updates",
     "mean_norm": lambda v: f"the mean update is {v:.3g} long",
     "max_norm": lambda v: f"the longest update {v:.3g}",
-    "noise": lambda v: f"noise is {v:.2f} of a client's signal (the paper's γ)",
+    "noise": lambda v: f"noise is {v:.2f} times a client's signal (the paper's γ)",
     "length_left": lambda v: f"updates are {v:.0%} as long as at first",
     "num_groups": lambda v: f"the best cut has {v:g} groups",
     "gap": lambda v: f"similarities within and between them are {v:.2f} apart",
@@ -35,15 +35,15 @@ WORDS: dict[str, Callable[[float], str]] = {
     "loosest_scatter": lambda v: f"in the loosest group by {max(v, 0):.0%}",
     "p_structure": lambda v: f"the other half of the data shows the same groups with p = {v:.1g}",
     "p_structure_needed": lambda v: f"needed: {v:.1g}",
-    "num_misplaced": lambda v: f"{v:g} clients are nearer to another group there",
+    "num_misplaced": lambda v: f"{v:g} client(s) nearer to another group there",
     "in_common": lambda v: f"the updates have {v:.0%} in common",
     "norm_left": lambda v: f"over the last third of the rounds they shrank to {v:.0%}",
     "loss_left": lambda v: f"and the training loss fell to {v:.0%}",
     "mean_gain": lambda v: f"apart, a client's loss is lower by {v:.3g}",
     "share_better": lambda v: f"{v:.0%} of the clients are better off",
     "worst_group_gain": lambda v: f"the group that gains least gains {v:.3g}",
-    "p_pays": lambda v: f"p = {v:.1g} if it did not pay",
-    "p_worse": lambda v: f"p = {v:.1g} if it were not worse",
+    "p_pays": lambda v: f"p = {v:.1g} that it only seems to pay",
+    "p_worse": lambda v: f"p = {v:.1g} that it only seems to be worse",
     "cross_similarity": lambda v: f"the best split has cross-similarity {v:.3f}",
     "tolerated_noise": lambda v: f"and would tolerate noise up to {v:.3f}",
 }
@@ -75,12 +75,17 @@ def episodes(decisions: Iterable[Decision]) -> Iterator[Episode]:
 
 
 def print_why(decisions: Iterable[Decision], console: Console) -> None:
-    """Print every examination, with its numbers in words."""
+    """Print every examination, with its numbers in words.
+
+    Of those in a row that ended for the same reason, the last.
+    """
     told_any = False
     for episode in episodes(decisions):
         told_any = True
         first, last = episode.decisions[0], episode.last
-        when = f"round {last.round}" if first is last else f"rounds {first.round} to {last.round}"
+        when = f"round {last.round}"
+        if first is not last:
+            when = f"rounds {first.round} to {last.round}, the last of {len(episode.decisions)}"
         console.print(
             f"[yellow]{when}, node {last.node_id}[/yellow] "
             f"[bold]{VERDICTS[last.verdict]}[/bold]: {escape(last.reason)}",

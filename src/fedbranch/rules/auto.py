@@ -31,7 +31,8 @@ CLIENTS_ENOUGH = 50
 # Rounds without any loss, after which nobody can measure them.
 ROUNDS_FOR_LOSSES = 2
 LONGEST_WAIT = 25  # rounds between two examinations
-CLOSE_CALL = 100  # times the p-value that is needed
+CLOSE_CALL = 100  # times the p-value that is needed, but at most:
+LARGEST_CLOSE_CALL = 0.01
 OUTLIER = 5  # standard deviations
 # Without half updates nothing tells signal from noise. Between groups, single linkage then
 # must show a gap that no federation without conflicts has shown; and a wider one still if
@@ -80,7 +81,7 @@ class AutoRule:
     2. The cluster stands still, and the clients measure, on the half of their data that a step
        was not made from, the loss after a step of all together and after one of their group.
        A one-sided Wilcoxon signed-rank test over the clients at ``error_level`` must find the
-       group's step better, and for no group may it be worse on average.
+       group's step better, and every group must gain on average.
     3. The cluster splits into all groups at once.
 
     Some rounds later clients compare their leaf on held-out data with the mean of all leaves
@@ -88,10 +89,10 @@ class AutoRule:
     better the split is merged back to it. Otherwise clients that fare clearly better with
     another leaf of the split move there.
 
-    Examinations begin after the first round. After one that ended without a split the next
-    one comes 2, 3, 4, 6, 8, 12, ... rounds later, at most 25, or twice that for every split
-    that was merged back; 2 if it was a close call; and not before the cluster has trained for
-    thrice the rounds that it had to stand still.
+    Examinations begin after the first round. After one that ended without a split the cluster
+    trains for 2, 3, 4, 6, 8, 12, ... rounds before the next, at most 25, or twice that for
+    every split that was merged back; for 2 if it was a close call; and at least for thrice the
+    rounds that it had to stand still.
 
     Clients that cannot make half updates or measure losses, such as unmodified Flower apps,
     are judged by less: by the gap between the heights at which single linkage joins the
@@ -462,7 +463,7 @@ def _taken(updates: Array, rows: Sequence[int]) -> Array:
 def _was_close(measured: Mapping[str, float]) -> bool:
     """Whether an examination saw groups but could not yet be sure of them."""
     needed = measured.get("p_structure_needed", 0.0)
-    return measured.get("p_structure", 1.0) <= CLOSE_CALL * needed
+    return measured.get("p_structure", 1.0) <= min(CLOSE_CALL * needed, LARGEST_CLOSE_CALL)
 
 
 def _better_elsewhere(
