@@ -135,7 +135,7 @@ class RunFolder:
         ):
             has_run = (folder / "run.json").exists()
             hint = (
-                "resume it (fedbranch resume, or resume=True), or choose" if has_run else "choose"
+                "resume it (resume=True), or choose" if has_run else "choose"
             )
             raise UnusableRun(f"{folder} already holds something; {hint} another folder")
         folder.mkdir(parents=True, exist_ok=True)
