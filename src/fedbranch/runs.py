@@ -134,9 +134,7 @@ class RunFolder:
             not folder.is_dir() or {entry.name for entry in folder.iterdir()} - LEFTOVERS
         ):
             has_run = (folder / "run.json").exists()
-            hint = (
-                "resume it (resume=True), or choose" if has_run else "choose"
-            )
+            hint = "resume it (resume=True), or choose" if has_run else "choose"
             raise UnusableRun(f"{folder} already holds something; {hint} another folder")
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "run.json", {"schema": SCHEMA, **about})
