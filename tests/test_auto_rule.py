@@ -576,6 +576,21 @@ def test_splits_within_splits_are_not_reviewed_at_once():
     assert server.tree.root.is_leaf
 
 
+@pytest.mark.parametrize("num_rounds", [4, 5])
+def test_an_undone_split_takes_what_was_asked_there_with_it(num_rounds):
+    bowls = Bowls("abc" * 5)
+    server, _ = bowls.run(num_rounds)
+    ids = sorted(bowls.rows)
+    server.plan(ids)
+    server.trials(ids)
+    server._on_trial |= {"c00": (server.tree.position("c00"), 4, [])}  # as a proposal there would
+    server.undo_split(0)
+
+    record = server.step({}, losses={i: [1.0] * 4 for i in ids})
+
+    assert set(record.refused) == set(ids)
+
+
 def test_losses_for_clusters_that_are_gone_are_refused():
     bowls = Bowls("abc" * 5)
     server, _ = bowls.run(4)

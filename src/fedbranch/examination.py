@@ -11,9 +11,10 @@ from typing import Literal, get_args
 
 import numpy as np
 from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
 
 from fedbranch.checkpoint import JSON, Tensors
-from fedbranch.core.geometry import Array, norms, to_numpy
+from fedbranch.core.geometry import Array, to_numpy
 from fedbranch.messages import (
     Reply,
     Trial,
@@ -66,12 +67,15 @@ class Case:
         groups = tuple(tuple(i for i in group if i in self.replies) for group in self.proposal)
         return groups if all(groups) else ()
 
-    def lacks(self, client_id: str) -> bool:
-        """Say whether the examination waits for something that this client can give."""
-        if client_id not in self.replies:
-            return True
-        proposed = any(client_id in group for group in self.present_proposal)
-        return proposed and client_id not in self.losses
+    def lacking(self, client_ids: Iterable[str]) -> list[str]:
+        """Give those of the clients who can still give what the examination waits for."""
+        proposed = {client_id for group in self.present_proposal for client_id in group}
+        return [
+            client_id
+            for client_id in client_ids
+            if client_id not in self.replies
+            or (client_id in proposed and client_id not in self.losses)
+        ]
 
     def close(self, outcome: Outcome, version: int, this_round: int) -> None:
         """Go on after a decision that did not split; the leaf's version is the one after it."""
@@ -224,7 +228,7 @@ def examine(
     buffers_step = None
     if node.buffers.size:
         buffers_step = _aggregated(aggregate, _frozen(stacked(ordered, "buffers")), weights)
-    return Outcome(decision, mean, buffers_step, _past_round(compared, ordered))
+    return Outcome(decision, mean, buffers_step, _past_round(evidence.lengths, ordered))
 
 
 def proposed_trials(
@@ -281,9 +285,8 @@ def _weights(replies: Sequence[Reply], weighting: Weighting, updates: Array) -> 
     return _frozen(_beside(updates, np.array(counts)))
 
 
-def _past_round(updates: Array, replies: Sequence[Reply]) -> PastRound:
+def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastRound:
     """Remember how long the updates were, and what losses were reported, under any name."""
-    lengths = to_numpy(norms(updates))
     losses = [
         value
         for reply in replies

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import JSON, Tensors
-from fedbranch.core.geometry import Array, to_numpy
+from fedbranch.core.geometry import Array, take_rows, to_numpy
 from fedbranch.errors import InvalidUpdate
 from fedbranch.tree import Vector
 
@@ -220,7 +220,7 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
     sources = {id(reply.rows): getattr(reply.rows, column) for reply in replies}
     if len(sources) == 1:
         (whole,) = sources.values()
-        return _taken(whole, [reply.row for reply in replies])
+        return take_rows(whole, [reply.row for reply in replies])
     target = getattr(replies[-1].rows, column)
     xp = array_namespace(target)
     parts = [getattr(reply.rows, column)[reply.row][None, :] for reply in replies]
@@ -235,15 +235,6 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
         ]
     )
     return together
-
-
-def _taken(whole: Array, rows: Sequence[int]) -> Array:
-    first, end = rows[0], rows[0] + len(rows)
-    if list(rows) == list(range(first, end)):  # then nothing needs to be copied
-        return whole if len(rows) == whole.shape[0] else whole[first:end]
-    xp = array_namespace(whole)
-    taken: Array = xp.take(whole, xp.asarray(rows, device=device(whole)), axis=0)
-    return taken
 
 
 @dataclass(frozen=True, kw_only=True)

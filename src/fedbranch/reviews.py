@@ -85,7 +85,7 @@ class Reviews:
         split_in = tree[node_id].split_in_round
         assert split_in is not None
         clusters = {leaf.id: tree.members(leaf.id) for leaf in tree.leaves_below(node_id)}
-        decision: Decision = self._rule.review(  # type: ignore[attr-defined]  # it is due
+        decision: Decision = self._rule.review(  # type: ignore[attr-defined]  # or none is due
             Review(
                 node_id=node_id,
                 round=this_round,

@@ -143,8 +143,8 @@ class Server:
             client_id
             for node_id, case in self._cases.items()
             if case.rounds_held
-            for client_id in self.tree.members(node_id)
-            if case.lacks(client_id) and client_id not in away
+            for client_id in case.lacking(self.tree.members(node_id))
+            if client_id not in away
         )
 
     # A round
@@ -209,8 +209,8 @@ class Server:
         ids = set(self._known(client_ids))
         trials: dict[str, tuple[Trial, ...]] = {}
         for node_id, case in sorted(self._cases.items()):
-            asked = {i for i in ids & case.replies.keys() if case.lacks(i)}
-            if case.present_proposal and asked:
+            asked = case.lacking(ids & case.replies.keys())
+            if asked:
                 proposed = proposed_trials(
                     self.tree[node_id], case, aggregate=self.aggregate, weighting=self.weighting
                 )
@@ -530,6 +530,7 @@ class Server:
         """Make a split cluster one again, at the parameters it had when it was split."""
         below = [node.id for node in self.tree.subtree(node_id)]
         self.tree.undo_split(node_id)
+        self._on_trial = {i: asked for i, asked in self._on_trial.items() if asked[0] not in below}
         if node_id in self._archive:
             self._cases[node_id] = self._archive[node_id]
         for gone_id in below:

@@ -8,7 +8,7 @@ temporary memory is one block, however long the updates are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = [
     "cosine_error_bound",
     "cosine_similarity",
     "norms",
+    "take_rows",
     "to_numpy",
     "weighted_mean",
 ]
@@ -175,6 +176,16 @@ def weighted_mean(updates: Array, weights: Array) -> Array:
     ]
     mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
     return mean
+
+
+def take_rows(matrix: Array, rows: Sequence[int]) -> Array:
+    """Give some rows of a matrix, in this order; rows that follow each other are not copied."""
+    first, end = rows[0], rows[0] + len(rows)
+    if list(rows) == list(range(first, end)):
+        return matrix if len(rows) == matrix.shape[0] else matrix[first:end]
+    xp = array_namespace(matrix)
+    taken: Array = xp.take(matrix, xp.asarray(list(rows), device=device(matrix)), axis=0)
+    return taken
 
 
 def to_numpy(array: object) -> NDArray[Any]:

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from array_api_compat import array_namespace, device
 from scipy.stats import wilcoxon
 
 from fedbranch.core.bipartition import hierarchy
-from fedbranch.core.geometry import Array, cosine_similarity
+from fedbranch.core.geometry import cosine_similarity, take_rows
 from fedbranch.core.structure import compared_halves, find_structure
 from fedbranch.rules.evidence import (
     Asks,
@@ -185,7 +184,7 @@ class AutoRule:
         assert evidence.half_differences is not None
         # Whoever could not make halves is routed, like those who have not answered.
         rows = evidence.halved_rows
-        halves = compared_halves(_taken(evidence.updates, rows), evidence.half_differences)
+        halves = compared_halves(take_rows(evidence.updates, rows), evidence.half_differences)
         found = find_structure(halves)
         about.measured |= {"noise": halves.noise, "num_halved": len(rows)}
         if found is None:
@@ -201,14 +200,11 @@ class AutoRule:
         what = f"{found.num_groups} groups of {_sizes(found.groups)}"
         if not found.is_clear:
             return about.train(f"no groups: of the best cut, into {what}, {found.doubt}")
-        if self.only_conflicts:
-            doubt = _still_converging(about)
-            if doubt:
-                return about.train(f"{what}, but perhaps no conflict: {doubt}")
-        return about.propose(
-            f"{what}: within them clients differ by {max(found.scatter, 0):.0%} of what groups differ by, "
-            f"and the other half of the data confirms them (p = {found.p_value:.1g}); "
-            "asks whether a split would pay",
+        return self._proposal(
+            about,
+            what,
+            f"within them clients differ by {max(found.scatter, 0):.0%} of what groups differ by, and "
+            f"the other half of the data confirms them (p = {found.p_value:.1g})",
             {
                 evidence.client_ids[row]: int(group)
                 for row, group, is_misplaced in zip(
@@ -245,15 +241,20 @@ class AutoRule:
                 f"no groups: the widest gap between similarities, for {what}, is "
                 f"{gaps[num_groups]:.2f}, less than {LEAST_GAP} ({halves})"
             )
-        if self.only_conflicts:
-            doubt = _still_converging(about)
-            if doubt:
-                return about.train(f"{what}, but perhaps no conflict: {doubt}")
-        return about.propose(
-            f"{what}: a gap of {gaps[num_groups]:.2f} between similarities ({halves}); asks whether "
-            "a split would pay",
+        return self._proposal(
+            about,
+            what,
+            f"a gap of {gaps[num_groups]:.2f} between similarities ({halves})",
             dict(zip(evidence.client_ids, map(int, groups), strict=True)),
         )
+
+    def _proposal(
+        self, about: _Answer, what: str, why: str, group_of: Mapping[str, int]
+    ) -> Decision:
+        doubt = _still_converging(about) if self.only_conflicts else ""
+        if doubt:
+            return about.train(f"{what}, but perhaps no conflict: {doubt}")
+        return about.propose(f"{what}: {why}; asks whether a split would pay", group_of)
 
     def _does_it_pay(self, about: _Answer) -> Decision:
         evidence = about.evidence
@@ -450,14 +451,6 @@ def _confirmed_by_halves(evidence: Evidence) -> bool:
     """Whether the proposal comes from half updates."""
     halved = {evidence.client_ids[row] for row in evidence.halved_rows}
     return all(client_id in halved for group in evidence.proposal for client_id in group)
-
-
-def _taken(updates: Array, rows: Sequence[int]) -> Array:
-    if len(rows) == updates.shape[0]:
-        return updates
-    xp = array_namespace(updates)
-    taken: Array = xp.take(updates, xp.asarray(list(rows), device=device(updates)), axis=0)
-    return taken
 
 
 def _was_close(measured: Mapping[str, float]) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbranch.core.geometry import Array, norms, to_numpy
 
@@ -118,6 +120,11 @@ class Evidence:
     last_measured: Mapping[str, float] = field(default_factory=dict)
     past: Sequence[PastRound] = ()
 
+    @cached_property
+    def lengths(self) -> NDArray[np.float64]:
+        """Shape (num_answered,): how long each update is."""
+        return to_numpy(norms(self.updates))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Review:
@@ -197,7 +204,6 @@ class Rule(Protocol):
 
 def norm_measurements(evidence: Evidence) -> dict[str, float]:
     """Measure the two norms of the paper's criteria, and say over whom."""
-    lengths = to_numpy(norms(evidence.updates))
     num_answered = len(evidence.client_ids)
     squared_mean = float(norms(evidence.mean_update[None, :])[0]) ** 2
     # E‖mean of a sample‖² = ‖mean of all‖² + sampling variance. For a sample of n out of N
@@ -212,7 +218,7 @@ def norm_measurements(evidence: Evidence) -> dict[str, float]:
         squared_mean -= missing_share * spread
     return {
         "mean_norm": math.sqrt(max(0.0, squared_mean)),
-        "max_norm": float(lengths.max()),
+        "max_norm": float(evidence.lengths.max()),
         "num_answered": num_answered,
         "num_members": evidence.num_members,
     }
