@@ -1,0 +1,83 @@
+"""Run every experiment and check what each must show.
+
+    python -m experiments.all --quick --data-dir DEST
+
+Exit code 0: every claim of every figure holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from experiments.figure import (
+    Experiment,
+    How,
+    Outcomes,
+    add_options,
+    default_folder,
+    judged,
+    measured,
+    save,
+    write,
+)
+
+__all__ = ["EXPERIMENTS", "experiments"]
+
+EXPERIMENTS = (
+    "fig1_toys",
+    "fig2_paths",
+    "fig3_region",
+    "fig4_data_size",
+    "fig5_rounds",
+    "fig6_norms",
+    "fig7_cifar10",
+    "fig8_ag_news",
+    "fig9_tree",
+    "fig10a_methods",
+    "fig10b_ifca",
+    "fig10c_compression",
+    "fig10d_adversaries",
+)
+
+
+def experiments() -> dict[str, Experiment]:
+    """Load all experiments, by name."""
+    return {name: import_module(f"experiments.{name}").EXPERIMENT for name in EXPERIMENTS}
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_options(parser)
+    options = parser.parse_args()
+    how = How(quick=options.quick, data_dir=options.data_dir, device=options.device)
+    folder = options.out or default_folder(how)
+    of = experiments()
+    jobs = [job for experiment in of.values() for job in experiment.jobs(how)]
+    waiting = {name: len(experiment.jobs(how)) for name, experiment in of.items()}
+    outcomes = {name: Outcomes() for name in of}
+    failed = []
+    for job, outcome in measured(jobs, options.jobs):
+        name = job.experiment
+        print(f"{name}: {job.part}, seed {job.seed}: {outcome.minutes:.1f} min", file=sys.stderr)
+        outcomes[name].append(outcome)
+        waiting[name] -= 1
+        if waiting[name]:
+            continue
+        flags = " --quick" if how.quick else ""
+        command = f"python -m experiments.all{flags} --data-dir DEST"
+        write(folder / f"{name}.json", of[name], outcomes[name], command)
+        print(f"{of[name].title}: {of[name].summary(outcomes[name])}")
+        claims = judged(of[name], outcomes[name], how.quick)
+        failed += [f"{name}: {claim.text}" for claim in claims if not claim.holds]
+        save(of[name], outcomes[name], folder / f"{name}.png")
+    print(f"{len(of)} figures in {folder}")
+    if failed:
+        sys.exit("These claims do not hold:\n  " + "\n  ".join(failed))
+    print("Every claim holds.")
+
+
+if __name__ == "__main__":
+    main()
