@@ -89,6 +89,18 @@ def test_training_rows_are_dealt_out_and_test_rows_are_shared():
     assert sorted([*train, *tests[0]]) == sorted(X[:, 0])
 
 
+def test_a_data_sets_own_test_rows_are_everybodys():
+    swaps = label_swaps(2, seed=0)
+    clients = federate(X, Y, num_clients=4, groups=swaps, test=(X[:7] + 0.5, Y[:7]), seed=0)
+
+    train = np.concatenate([client.train.x[:, 0] for client in clients.values()])
+    assert sorted(train) == sorted(X[:, 0])
+    for client in clients.values():
+        new_labels = np.array(swaps[int(client.group)].new_labels)
+        assert (client.test.x == X[:7] + 0.5).all()
+        assert (client.test.y == new_labels[Y[:7]]).all()
+
+
 def test_own_test_rows_are_held_out_of_the_clients_own():
     clients = federate(X, Y, num_clients=4, held_out="own", test_fraction=0.4, seed=0)
 

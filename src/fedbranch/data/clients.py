@@ -115,6 +115,7 @@ def federate(
     groups: Sequence[Transform] = (),
     group_of: Sequence[int] | None = None,
     partition: Partition = iid,
+    test: tuple[ArrayLike, ArrayLike] | None = None,
     held_out: Literal["shared", "own"] = "shared",
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
@@ -136,11 +137,14 @@ def federate(
         turns.
     partition
         ``partition(labels, num_clients, seed=seed)`` gives the rows of each client.
+    test
+        The data set's own test rows. Every client is tested on all of them, seen through its
+        group's transform, and no row of ``x`` and ``y`` is held out.
     held_out
-        ``"shared"``: every client is tested on all test rows, seen through its group's
-        transform, as in the paper. ``"own"``: on a part of its own rows.
+        Without ``test``: ``"shared"``: every client is tested on all rows that are held out,
+        seen through its group's transform, as in the paper. ``"own"``: on a part of its own.
     test_fraction
-        The share of rows that is held out, in (0, 1).
+        Without ``test``: the share of rows that is held out, in (0, 1).
     validation_fraction
         The share of every client's own training rows that is set aside for validation, in
         [0, 1). The others and the test rows stay what they are without it.
@@ -179,7 +183,12 @@ def federate(
         seed, 3 + 2 * num_clients
     )
     all_rows = np.arange(len(rows.y))
-    if held_out == "shared":
+    tested = rows
+    if test is not None:
+        tested = _as_examples(test, "test")
+        parts = partition(rows.y, num_clients, seed=part_seed)
+        tests = [np.arange(len(tested.y))] * num_clients
+    elif held_out == "shared":
         train_rows, test_rows = _split_off(all_rows, test_fraction, split_seed, "test")
         parts = [
             train_rows[part] for part in partition(rows.y[train_rows], num_clients, seed=part_seed)
@@ -193,10 +202,8 @@ def federate(
     digits = len(str(num_clients - 1))
     clients = {}
     for i, group in enumerate(chosen):
-        train, test = (
-            _see(rows, part, groups, group, noise_seeds[2 * i + which])
-            for which, part in enumerate((parts[i], tests[i]))
-        )
+        train = _see(rows, parts[i], groups, group, noise_seeds[2 * i])
+        own_test = _see(tested, tests[i], groups, group, noise_seeds[2 * i + 1])
         validation = None
         if validation_fraction > 0:
             # After the transform, so that a row is the same whichever side it comes to.
@@ -206,7 +213,7 @@ def federate(
             )
             train, validation = (x[kept], y[kept]), (x[aside], y[aside])
         clients[f"client-{i:0{digits}d}"] = ClientData(
-            train, test, validation=validation, group=str(group)
+            train, own_test, validation=validation, group=str(group)
         )
     return clients
 
