@@ -1,16 +1,25 @@
 """The simulator: a whole federation on one machine, and the methods to compare with."""
 
 from fedbranch.sim.baselines import fedavg, ifca, local, oracle
-from fedbranch.sim.models import Normalised, cnn, logistic_regression, mlp
+from fedbranch.sim.models import (
+    LanguageModel,
+    Normalised,
+    cnn,
+    language_model,
+    logistic_regression,
+    mlp,
+)
 from fedbranch.sim.simulation import Run, Settings, simulate
 
 __all__ = [
+    "LanguageModel",
     "Normalised",
     "Run",
     "Settings",
     "cnn",
     "fedavg",
     "ifca",
+    "language_model",
     "local",
     "logistic_regression",
     "mlp",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Normalised", "cnn", "logistic_regression", "mlp"]
+__all__ = ["LanguageModel", "Normalised", "cnn", "language_model", "logistic_regression", "mlp"]
 
 
 class Normalised(nn.Module):
@@ -111,4 +111,92 @@ def cnn(
             nn.Linear(flat, hidden),
             nn.ReLU(),
             nn.Linear(hidden, num_classes),
+        )
+
+
+class LanguageModel(nn.Module):
+    """Predicts every next word: an embedding, recurrent layers (LSTM) and a linear layer.
+
+    Parameters
+    ----------
+    num_words
+        Size of the vocabulary.
+    width
+        Of the words' embedding.
+    hidden
+        Units in each recurrent layer.
+    num_layers
+        How many of them.
+    dropout
+        The share of numbers that is dropped, in training, before and behind the recurrent
+        layers.
+    ties_weights
+        Score words by their own embedding; width and hidden must then be the same.
+    """
+
+    def __init__(
+        self,
+        num_words: int,
+        *,
+        width: int,
+        hidden: int,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        ties_weights: bool = False,
+    ) -> None:
+        super().__init__()
+        if ties_weights and width != hidden:
+            raise ValueError(
+                f"width is {width} and hidden {hidden}; for tied weights they must be the same"
+            )
+        self.embedding = nn.Embedding(num_words, width)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        self.recurrent = nn.LSTM(width, hidden, num_layers, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden, num_words)
+        nn.init.zeros_(self.output.bias)
+        if ties_weights:
+            self.output.weight = self.embedding.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Map words (num_rows, length) to scores of the next ones (num_rows, num_words, length)."""
+        hidden, _ = self.recurrent(self.dropout(self.embedding(words)))
+        scores: Tensor = self.output(self.dropout(hidden))
+        return scores.transpose(1, 2)  # classes second, as for the cross-entropy
+
+
+def language_model(
+    num_words: int,
+    *,
+    width: int,
+    hidden: int,
+    num_layers: int = 2,
+    dropout: float = 0.0,
+    ties_weights: bool = False,
+    seed: int,
+) -> nn.Module:
+    """Make a recurrent language model, which predicts every next word.
+
+    Parameters
+    ----------
+    num_words, width, hidden, num_layers, dropout, ties_weights
+        As for :class:`LanguageModel`.
+    seed
+        For the initial weights.
+
+    Examples
+    --------
+    >>> model = language_model(50, width=4, hidden=8, seed=0)
+    >>> model(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape  # rows, words, places
+    torch.Size([2, 50, 3])
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LanguageModel(
+            num_words,
+            width=width,
+            hidden=hidden,
+            num_layers=num_layers,
+            dropout=dropout,
+            ties_weights=ties_weights,
         )
