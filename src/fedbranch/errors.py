@@ -7,7 +7,8 @@
     ├── ClientFailed        a simulated client's model or data raised; it says whose
     ├── InvalidExperiment   an experiment file asks for something that does not exist
     ├── FederationStalled   too few nodes of a federation are there for too long
-    ├── DamagedFile         a file of ours is missing, incomplete or was changed
+    ├── DamagedFile         a file is missing, incomplete or was changed
+    ├── MissingData         a data set is not in its folder, and could not be fetched
     └── UnusableRun         a run folder is not one, is taken, or is already complete
 
 A wrong argument of a call is a ``ValueError`` or ``TypeError`` as everywhere in Python.
@@ -20,6 +21,7 @@ __all__ = [
     "FederationStalled",
     "InvalidExperiment",
     "InvalidUpdate",
+    "MissingData",
     "UnusableRun",
 ]
 
@@ -46,6 +48,10 @@ class FederationStalled(FedbranchError):
 
 class DamagedFile(FedbranchError):
     """A file is missing, incomplete or was changed since it was written."""
+
+
+class MissingData(FedbranchError):
+    """A data set is not in its folder, and could not be fetched."""
 
 
 class UnusableRun(FedbranchError):

@@ -1,0 +1,24 @@
+"""Where rows come from: published data sets, read from files in their own formats.
+
+Files are looked for in a data folder, which has a folder for each set. They are checked
+whenever they are read: what is cut, damaged or not the published data is an error and never
+used. Nothing is unpickled.
+"""
+
+from fedbranch.data.sources.files import PartOfSet, default_data_dir
+from fedbranch.data.sources.images import cifar10, digits, fashion_mnist, mnist
+from fedbranch.data.sources.texts import AG_NEWS_TOPICS, Articles, Role, ag_news, shakespeare
+
+__all__ = [
+    "AG_NEWS_TOPICS",
+    "Articles",
+    "PartOfSet",
+    "Role",
+    "ag_news",
+    "cifar10",
+    "default_data_dir",
+    "digits",
+    "fashion_mnist",
+    "mnist",
+    "shakespeare",
+]

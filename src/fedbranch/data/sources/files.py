@@ -1,0 +1,180 @@
+"""The files of a published data set: where they are, and whether they are what they should be."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from fedbranch.errors import DamagedFile, MissingData
+
+__all__ = ["PartOfSet", "Source", "check_part", "default_data_dir"]
+
+PartOfSet: TypeAlias = Literal["train", "test"]
+
+SUMS_FILE = "SHA256SUMS"  # as `sha256sum -c` reads it
+
+
+def default_data_dir() -> Path:
+    """Say where data sets are looked for if no folder is given.
+
+    ``$FEDBRANCH_DATA``, or else ``fedbranch`` in the user's cache folder
+    (``$XDG_CACHE_HOME`` or ``~/.cache``).
+    """
+    if chosen := os.environ.get("FEDBRANCH_DATA"):
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fedbranch"
+
+
+def check_part(part: str) -> None:
+    """Refuse a part that no set has."""
+    if part not in get_args(PartOfSet):
+        raise ValueError(f"part is {part!r}; give 'train' or 'test'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set in files of its own format.
+
+    Attributes
+    ----------
+    name
+        As in ``fedbranch data NAME``.
+    title
+        For people.
+    folders
+        Where its files may be in the data folder; the first is where we put them.
+    parts
+        The files of each part; every file may also be there as ``.gz``.
+    published
+        SHA-256 of the published files, unpacked; where there are none, those that
+        ``SHA256SUMS`` beside the files gives, if it is there.
+    hub_id
+        Its name on the Hugging Face hub.
+    """
+
+    name: str
+    title: str
+    folders: tuple[str, ...]
+    parts: Mapping[str, tuple[str, ...]]
+    published: Mapping[str, str] = field(default_factory=dict)
+    hub_id: str | None = None
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """All its files, without ``.gz``."""
+        return tuple(name for names in self.parts.values() for name in names)
+
+    def folder(self, data_dir: str | Path | None = None) -> Path:
+        """Say where the set is, or would be put.
+
+        A data folder that has the name of the set's own folder is taken as that.
+        """
+        root = default_data_dir() if data_dir is None else Path(data_dir)
+        choices = [root / folder for folder in self.folders]
+        if root.name in self.folders:
+            choices.append(root)
+        for folder in choices:
+            if any(_find(folder, name) for name in self.file_names):
+                return folder
+        return choices[-1] if root.name in self.folders else choices[0]
+
+    def path(self, file_name: str, data_dir: str | Path | None = None) -> Path:
+        """Find a file of the set, plain or packed.
+
+        Raises
+        ------
+        MissingData
+            If it is not there.
+        """
+        folder = self.folder(data_dir)
+        path = _find(folder, file_name)
+        if path is None:
+            raise MissingData(
+                f"{self.title}: {folder} has no {file_name} (nor {file_name}.gz); {self.advice}"
+            )
+        return path
+
+    @property
+    def advice(self) -> str:
+        """Say how to get the files."""
+        put = f"put {', '.join(self.file_names)} into {self.folders[0]}/ of your data folder"
+        if self.hub_id is None:
+            return f"{put}; they cannot be fetched"
+        return f"fetch it with `fedbranch data {self.name}`, or {put}"
+
+    def read(self, path: Path, *, most_bytes: int | None = None) -> bytes:
+        """Read a file, unpacked; of one that is longer than it should be, a byte too many.
+
+        Raises
+        ------
+        DamagedFile
+            If it is packed and cannot be unpacked.
+        """
+        limit = -1 if most_bytes is None else most_bytes + 1
+        if path.suffix != ".gz":
+            with path.open("rb") as file:
+                return file.read(limit)
+        try:
+            with gzip.open(path) as packed:
+                return packed.read(limit)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise self.damaged(path, f"cannot be unpacked ({error})") from error
+
+    def check_size(self, path: Path, content: bytes, num_bytes: int) -> None:
+        """Refuse content of another length."""
+        if len(content) == num_bytes:
+            return
+        has = "has" if path.suffix != ".gz" else "unpacks to"
+        if len(content) < num_bytes:
+            what = f"{has} {len(content):,} bytes of {num_bytes:,}: it was cut"
+        else:
+            what = f"{has} more than the {num_bytes:,} bytes there should be"
+        raise self.damaged(path, what)
+
+    def check_sum(self, path: Path, content: bytes) -> None:
+        """Refuse content other than the published or the recorded one."""
+        file_name = path.name.removesuffix(".gz")
+        if file_name in self.published:
+            if hashlib.sha256(content).hexdigest() != self.published[file_name]:
+                raise self.damaged(path, "is not the published file: its SHA-256 is another")
+        elif path.name in (recorded := self.recorded_sums(path.parent)):
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != recorded[path.name]:
+                raise self.damaged(
+                    path, f"was changed: its SHA-256 is not the one in {SUMS_FILE} beside it"
+                )
+
+    def recorded_sums(self, folder: Path) -> dict[str, str]:
+        """Read the sums that were written with the files, if there are any."""
+        path = folder / SUMS_FILE
+        try:
+            lines = path.read_text(encoding="ascii").splitlines()
+        except FileNotFoundError:
+            return {}
+        except UnicodeDecodeError as error:
+            raise self.damaged(path, "is no list of SHA-256 sums") from error
+        sums = {}
+        for line in lines:
+            digest, _, name = line.partition(" ")
+            if len(digest) != 64 or not name:
+                raise self.damaged(path, f"has the line {line!r}, which is no SHA-256 and file")
+            sums[name.lstrip(" *")] = digest.lower()
+        return sums
+
+    def damaged(self, path: Path, what: str) -> DamagedFile:
+        """Make the error for a file that cannot be used."""
+        again = "get it again" if self.hub_id is None else f"run `fedbranch data {self.name}`"
+        return DamagedFile(f"{path} {what}; remove it and {again}")
+
+
+def _find(folder: Path, file_name: str) -> Path | None:
+    choices = (folder / file_name, folder / f"{file_name}.gz")
+    return next((path for path in choices if path.is_file()), None)

@@ -1,0 +1,255 @@
+"""Images with labels: MNIST and Fashion-MNIST (idx files), CIFAR-10 (binary version), digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbranch.data.clients import Examples
+from fedbranch.data.sources.files import PartOfSet, Source, check_part
+from fedbranch.errors import MissingData
+
+__all__ = [
+    "CIFAR10",
+    "FASHION_MNIST",
+    "MNIST",
+    "CifarImages",
+    "IdxImages",
+    "cifar10",
+    "digits",
+    "fashion_mnist",
+    "mnist",
+]
+
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+IDX_BYTES = b"\x00\x00\x08"  # two zeros and the code of unsigned bytes; the number of axes follows
+
+
+def mnist(
+    part: PartOfSet = "train", data_dir: str | Path | None = None, *, raw: bool = False
+) -> Examples:
+    """Read MNIST: 60,000 handwritten digits to train on and 10,000 to test on.
+
+    Parameters
+    ----------
+    part
+        ``"train"`` or ``"test"``.
+    data_dir
+        The data folder, which has the idx files in ``mnist/``, plain or ``.gz``; by default
+        :func:`default_data_dir`.
+    raw
+        Leave the pixels as bytes, 0-255.
+
+    Returns
+    -------
+    fedbranch.data.Examples
+        ``x`` of shape (rows, 1, 28, 28), float32 in [0, 1] or raw; ``y``, int64, 0-9.
+
+    Raises
+    ------
+    MissingData
+        If the files are not there; it says which, and how to get them.
+    DamagedFile
+        If a file is not the published one.
+    """
+    return MNIST.load(part, data_dir, raw=raw)
+
+
+def fashion_mnist(
+    part: PartOfSet = "train", data_dir: str | Path | None = None, *, raw: bool = False
+) -> Examples:
+    """Read Fashion-MNIST: images of clothes in MNIST's format, in ``fashion_mnist/``.
+
+    Parameters, results and errors are those of :func:`mnist`.
+    """
+    return FASHION_MNIST.load(part, data_dir, raw=raw)
+
+
+def cifar10(
+    part: PartOfSet = "train", data_dir: str | Path | None = None, *, raw: bool = False
+) -> Examples:
+    """Read CIFAR-10: 50,000 small colour photographs to train on and 10,000 to test on.
+
+    The files are those of the binary version, in ``cifar-10-batches-bin/``; ``x`` has shape
+    (rows, 3, 32, 32). The rest is as for :func:`mnist`.
+    """
+    return CIFAR10.load(part, data_dir, raw=raw)
+
+
+def digits() -> Examples:
+    """Load scikit-learn's 1,797 handwritten digits, which ship with it.
+
+    The images have shape (1797, 1, 8, 8) and are float32 in [0, 1]; labels are 0-9.
+
+    Examples
+    --------
+    >>> digits().x.shape
+    (1797, 1, 8, 8)
+    """
+    from sklearn.datasets import load_digits  # a second of imports that only this needs
+
+    images, labels = load_digits(return_X_y=True)
+    return Examples(
+        x=(images.reshape(-1, 1, 8, 8) / 16).astype(np.float32), y=labels.astype(np.int64)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdxImages(Source):
+    """Images and labels in idx files: a header with the lengths of all axes, then bytes."""
+
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: IDX_FILES)
+    num_rows: Mapping[str, int]
+    shape: tuple[int, ...] = (28, 28)
+    num_classes: int = 10
+
+    def load(
+        self, part: PartOfSet, data_dir: str | Path | None = None, *, raw: bool = False
+    ) -> Examples:
+        """Read a part; see :func:`mnist`."""
+        check_part(part)
+        images_file, labels_file = self.parts[part]
+        rows = self.num_rows[part]
+        labels = self._array(self.path(labels_file, data_dir), (rows,))
+        images = self._array(self.path(images_file, data_dir), (rows, *self.shape))
+        x = images.reshape(rows, 1, *self.shape)
+        return Examples(x=x.copy() if raw else _scaled(x), y=labels.astype(np.int64))
+
+    def _array(self, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        header = IDX_BYTES + bytes([len(shape)]) + np.array(shape, ">u4").tobytes()
+        num_bytes = len(header) + int(np.prod(shape))
+        content = self.read(path, most_bytes=num_bytes)
+        if not content.startswith(header[: len(content)]):
+            raise self.damaged(
+                path,
+                f"begins with {content[: len(header)].hex(' ', 4)} and not, as idx bytes of shape "
+                f"{shape} do, with {header.hex(' ', 4)}",
+            )
+        self.check_size(path, content, num_bytes)
+        array = np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
+        if len(shape) == 1:
+            _check_labels(self, path, array)
+        self.check_sum(path, content)
+        return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class CifarImages(Source):
+    """Images and labels in files without header: for each row its label, then its pixels."""
+
+    rows_per_file: int
+    shape: tuple[int, ...] = (3, 32, 32)
+    num_classes: int = 10
+
+    def load(
+        self, part: PartOfSet, data_dir: str | Path | None = None, *, raw: bool = False
+    ) -> Examples:
+        """Read a part; see :func:`cifar10`."""
+        check_part(part)
+        self._refuse_pickles(data_dir)
+        paths = [self.path(name, data_dir) for name in self.parts[part]]
+        num_rows = len(paths) * self.rows_per_file
+        # The floats of the whole set are large: they are made file by file, in their place.
+        x = np.empty((num_rows, *self.shape), np.uint8 if raw else np.float32)
+        y = np.empty(num_rows, np.int64)
+        for i, path in enumerate(paths):
+            here = slice(i * self.rows_per_file, (i + 1) * self.rows_per_file)
+            table = self._table(path)
+            images = table[:, 1:].reshape(-1, *self.shape)
+            y[here] = table[:, 0]
+            if raw:
+                x[here] = images
+            else:
+                _scaled(images, out=x[here])
+        return Examples(x=x, y=y)
+
+    def _table(self, path: Path) -> NDArray[np.uint8]:
+        width = 1 + int(np.prod(self.shape))
+        num_bytes = self.rows_per_file * width
+        content = self.read(path, most_bytes=num_bytes)
+        self.check_size(path, content, num_bytes)
+        table = np.frombuffer(content, np.uint8).reshape(self.rows_per_file, width)
+        _check_labels(self, path, table[:, 0])
+        self.check_sum(path, content)
+        return table
+
+    def _refuse_pickles(self, data_dir: str | Path | None) -> None:
+        folder = self.folder(data_dir)
+        for pickled in (folder, folder.with_name("cifar-10-batches-py")):
+            if not folder.is_dir() and (pickled / "batches.meta").is_file():
+                raise MissingData(
+                    f"{self.title}: {pickled} is the Python version, whose files are pickles, and "
+                    f"reading a pickle can run any code; {self.advice}"
+                )
+
+
+def _check_labels(source: IdxImages | CifarImages, path: Path, labels: NDArray[np.uint8]) -> None:
+    wrong = np.flatnonzero(labels >= source.num_classes)
+    if len(wrong):
+        raise source.damaged(
+            path,
+            f"has the label {labels[wrong[0]]} in row {wrong[0]}, and labels are "
+            f"0-{source.num_classes - 1}",
+        )
+
+
+def _scaled(
+    images: NDArray[np.uint8], out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    return np.divide(images, np.float32(255), out=out, dtype=np.float32)
+
+
+MNIST = IdxImages(
+    name="mnist",
+    title="MNIST",
+    folders=("mnist", "MNIST/raw"),  # the second is where torchvision puts it
+    num_rows={"train": 60_000, "test": 10_000},
+    published={
+        "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+    hub_id="ylecun/mnist",
+)
+
+FASHION_MNIST = IdxImages(
+    name="fashion_mnist",
+    title="Fashion-MNIST",
+    folders=("fashion_mnist", "FashionMNIST/raw"),
+    num_rows={"train": 60_000, "test": 10_000},
+    published={
+        "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+    hub_id="zalando-datasets/fashion_mnist",
+)
+
+CIFAR10 = CifarImages(
+    name="cifar10",
+    title="CIFAR-10",
+    folders=("cifar-10-batches-bin",),
+    parts={
+        "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+        "test": ("test_batch.bin",),
+    },
+    rows_per_file=10_000,
+    published={
+        "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    },
+    hub_id="uoft-cs/cifar10",
+)

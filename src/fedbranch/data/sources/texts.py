@@ -1,0 +1,192 @@
+"""Texts: AG-News (csv) and Shakespeare's plays by role (a JSON object for each role)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbranch.data.sources.files import PartOfSet, Source, check_part
+
+__all__ = [
+    "AG_NEWS",
+    "AG_NEWS_TOPICS",
+    "SHAKESPEARE",
+    "Articles",
+    "NewsTexts",
+    "Role",
+    "RoleTexts",
+    "ag_news",
+    "shakespeare",
+]
+
+AG_NEWS_TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+
+
+class Articles(NamedTuple):
+    """News articles: title and description in one text, and the topic of each."""
+
+    texts: list[str]
+    topics: NDArray[np.int64]  # positions in AG_NEWS_TOPICS
+
+
+class Role(NamedTuple):
+    """What somebody says in a play."""
+
+    play: str
+    role: str
+    speeches: list[str]
+
+
+def ag_news(part: PartOfSet = "train", data_dir: str | Path | None = None) -> Articles:
+    """Read AG-News: short news articles on four topics.
+
+    Parameters
+    ----------
+    part
+        ``"train"`` or ``"test"``.
+    data_dir
+        The data folder, which has ``train.csv`` and ``test.csv`` in ``ag_news/``, plain or
+        ``.gz``; by default :func:`default_data_dir`. A row is a class, 1-4, and a text; or a
+        class, a title and a description, which become one text.
+
+    Raises
+    ------
+    MissingData
+        If the files are not there; it says which, and how to get them.
+    DamagedFile
+        If a file cannot be read to its end, or is not the one that was written.
+    """
+    return AG_NEWS.load(part, data_dir)
+
+
+def shakespeare(data_dir: str | Path | None = None) -> list[Role]:
+    """Read Shakespeare's plays by speaking role.
+
+    Parameters
+    ----------
+    data_dir
+        The data folder, which has ``roles.jsonl`` in ``shakespeare/``, plain or ``.gz``; by
+        default :func:`default_data_dir`. A line is a JSON object with ``play``, ``role`` and
+        the list ``speeches``.
+
+    Raises
+    ------
+    MissingData
+        If the file is not there.
+    DamagedFile
+        If it cannot be read to its end.
+    """
+    return SHAKESPEARE.load(data_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewsTexts(Source):
+    """Articles as rows of csv."""
+
+    topics: tuple[str, ...]
+
+    def load(self, part: PartOfSet, data_dir: str | Path | None = None) -> Articles:
+        """Read a part; see :func:`ag_news`."""
+        check_part(part)
+        (file_name,) = self.parts[part]
+        path = self.path(file_name, data_dir)
+        content = self.read(path)
+        self.check_sum(path, content)
+        classes = {str(i): i - 1 for i in range(1, len(self.topics) + 1)}
+        texts: list[str] = []
+        topics: list[int] = []
+        num_columns = 0
+        rows = csv.reader(_lines(self, path, content), strict=True)
+        try:
+            for row in rows:
+                num_columns = num_columns or len(row)
+                if len(row) != num_columns or num_columns not in (2, 3):
+                    raise self.damaged(
+                        path,
+                        f"has {len(row)} columns in line {rows.line_num}; all rows have a class and "
+                        "a text, or a class, a title and a description",
+                    )
+                topic, text = row[0], " ".join(row[1:])
+                if topic not in classes or not text.strip():
+                    raise self.damaged(
+                        path,
+                        f"has the class {topic!r} and the text {text[:20]!r} in line "
+                        f"{rows.line_num}; classes are 1-{len(self.topics)}, and no text is empty",
+                    )
+                texts.append(text)
+                topics.append(classes[topic])
+        except csv.Error as error:
+            raise self.damaged(
+                path, f"is no csv from line {rows.line_num} on ({error}); perhaps it was cut"
+            ) from error
+        if not texts:
+            raise self.damaged(path, "is empty")
+        return Articles(texts=texts, topics=np.array(topics, np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleTexts(Source):
+    """Roles as lines of JSON."""
+
+    def load(self, data_dir: str | Path | None = None) -> list[Role]:
+        """Read all roles; see :func:`shakespeare`."""
+        path = self.path(self.file_names[0], data_dir)
+        content = self.read(path)
+        self.check_sum(path, content)
+        roles = []
+        for number, line in enumerate(_lines(self, path, content), start=1):
+            try:
+                entry = json.loads(line)
+                role = Role(entry["play"], entry["role"], entry["speeches"])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise self.damaged(path, f"has no role in line {number} ({error!r})") from error
+            is_text = isinstance(role.play, str) and isinstance(role.role, str)
+            says = role.speeches
+            if not is_text or not isinstance(says, list) or not says or not _are_texts(says):
+                raise self.damaged(
+                    path,
+                    f"has a role in line {number} whose play and role are no texts, or whose "
+                    "speeches are no list of texts",
+                )
+            roles.append(role)
+        if not roles:
+            raise self.damaged(path, "is empty")
+        return roles
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) and value for value in values)
+
+
+def _lines(source: Source, path: Path, content: bytes) -> list[str]:
+    """Cut a text at its line ends only: str.splitlines knows others, which texts contain."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise source.damaged(path, f"is no UTF-8 text: {error}") from error
+    return io.StringIO(text, newline="\n").readlines()
+
+
+AG_NEWS = NewsTexts(
+    name="ag_news",
+    title="AG-News",
+    folders=("ag_news",),
+    parts={"train": ("train.csv",), "test": ("test.csv",)},
+    topics=AG_NEWS_TOPICS,
+    hub_id="fancyzhx/ag_news",
+)
+
+SHAKESPEARE = RoleTexts(
+    name="shakespeare",
+    title="Shakespeare by role",
+    folders=("shakespeare",),
+    parts={"all": ("roles.jsonl",)},
+)
