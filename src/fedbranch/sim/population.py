@@ -6,13 +6,15 @@ import copy
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining, ModelState
+from fedbranch.core.geometry import to_numpy
 from fedbranch.data import ClientData, PartName
 from fedbranch.halves import half_rows, halves_seed
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
@@ -22,7 +24,9 @@ from fedbranch.sim.engines import Engine, EngineName, start_engine
 from fedbranch.sim.reference import Reference
 from fedbranch.tree import Node, ParameterTree
 
-__all__ = ["Population", "chosen_device", "only_finite"]
+__all__ = ["BeforeSend", "Population", "chosen_device", "only_finite"]
+
+BeforeSend: TypeAlias = Callable[[str, int, Update], Update]
 
 
 class Population:
@@ -42,6 +46,8 @@ class Population:
         Where they train; see :func:`fedbranch.simulate`.
     engine, num_workers
         What trains them; see :func:`fedbranch.simulate`.
+    before_send
+        What they do to their replies; see :func:`fedbranch.simulate`.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Population:
         device: str,
         engine: EngineName = "auto",
         num_workers: int | None = None,
+        before_send: BeforeSend | None = None,
     ) -> None:
         if not isinstance(clients, Mapping):
             raise TypeError(
@@ -70,6 +77,7 @@ class Population:
         self.clients = dict(sorted(clients.items()))  # so that their order changes nothing
         self.training = training
         self.seed = seed
+        self.before_send = before_send
         self.model = copy.deepcopy(model).to(chosen_device(device))
         self.initial = ModelState.of(self.model)
         self.engine: Engine
@@ -127,9 +135,13 @@ class Population:
     def updates(
         self, tasks: Mapping[str, Task], this_round: int
     ) -> UpdateBatch | Mapping[str, Update]:
-        """Let every client with a task train."""
+        """Let every client with a task train and reply."""
         seeds = {i: stream_seed(self.seed, this_round, i) for i in tasks}
-        return self.engine.updates(tasks, seeds) if tasks else {}
+        replies = self.engine.updates(tasks, seeds) if tasks else {}
+        if self.before_send is None:
+            return replies
+        own = _one_by_one(replies) if isinstance(replies, UpdateBatch) else replies
+        return {i: self.before_send(i, this_round, own[i]) for i in sorted(own)}
 
     def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
         """Let every client measure its loss under the models that the server wants to try.
@@ -196,6 +208,7 @@ class Population:
             "training": self.training.describe(self.model),
             "num_params": self.initial.params.numel(),
             "initial_model": self.initial.digest(),
+            "before_send": None if self.before_send is None else _name_of(self.before_send),
             "clients": [
                 {
                     "id": client_id,
@@ -227,6 +240,32 @@ def chosen_device(device: str) -> torch.device:
 def only_finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Replace what JSON cannot hold."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _one_by_one(batch: UpdateBatch) -> dict[str, Update]:
+    """Give the replies of a batch as each client would send its own."""
+    vectors = to_numpy(batch.vectors)
+    buffers, signals, halves = (
+        [None] * len(batch) if column is None else to_numpy(column)
+        for column in (batch.buffers, batch.signals, batch.half_differences)
+    )
+    return {
+        client_id: Update(
+            vector=vectors[row],
+            num_examples=batch.num_examples[row],
+            metrics=batch.metrics[row],
+            buffers=buffers[row],
+            base=batch.bases[row],
+            signal=signals[row],
+            # A row of zeros stands for a client that made no halves.
+            half_difference=None if (half := halves[row]) is None or not half.any() else half,
+        )
+        for row, client_id in enumerate(batch.client_ids)
+    }
 
 
 def _digest(client: ClientData) -> str:

@@ -22,7 +22,7 @@ from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.server import Server
 from fedbranch.sim.engines import EngineChoice, EngineName
 from fedbranch.sim.ensemble import Ensemble
-from fedbranch.sim.population import Population, only_finite
+from fedbranch.sim.population import BeforeSend, Population, only_finite
 from fedbranch.tree import ParameterTree
 
 __all__ = ["Run", "Settings", "simulate"]
@@ -47,6 +47,7 @@ class Settings(TypedDict, total=False):
     device: str
     engine: EngineName
     num_workers: int | None
+    before_send: BeforeSend | None
     on_round: Callable[[Round], None] | None
 
 
@@ -212,6 +213,7 @@ def simulate(
     device: str = "auto",
     engine: EngineName = "auto",
     num_workers: int | None = None,
+    before_send: BeforeSend | None = None,
     on_round: Callable[[Round], None] | None = None,
     method: str = "cfl",
     start: Callable[[Server], Mapping[str, int]] | None = None,
@@ -257,6 +259,14 @@ def simulate(
         device only. What cannot do it falls back to the next; see ``run.engine``.
     num_workers
         For the workers; by default one for each core. It changes no bit of the result.
+    before_send
+        What clients do to their replies before they send them, such as compression, noise for
+        privacy, or an attack: called with the client's id, the round and its
+        :class:`fedbranch.Update`, whose arrays are NumPy's with any engine; gives the update
+        that the server gets. A reply on halves has a ``half_difference`` that belongs to its
+        ``vector``: the updates of the two halves are their sum and difference. Called in this
+        process, client after client in the order of their ids. What it remembers from one
+        round to another is lost when a run is resumed.
     on_round
         Called after every round, also with the rounds that a resumed run has behind it.
     method
@@ -282,6 +292,7 @@ def simulate(
         device=device,
         engine=_engine_of(folder, engine) if resume else engine,
         num_workers=num_workers,
+        before_send=before_send,
     )
     log.info("engine: %s (%s)", population.engine_choice.name, population.engine_choice.reason)
     with ExitStack() as at_the_end:
