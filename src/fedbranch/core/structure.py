@@ -226,23 +226,23 @@ def _scatter(halves: Halves, groups: NDArray[np.intp]) -> tuple[float, float]:
     # square roots of both reliabilities. Sums are divided, not single cosines, so that a
     # client of hardly any signal does not count for more than others.
     roots = np.sqrt(np.clip(halves.reliability, LEAST_RELIABILITY, 1.0))
-    attainable = np.outer(roots, roots)
-    is_pair = ~np.eye(len(groups), dtype=bool)
-    same = groups[:, None] == groups[None, :]
-
-    def disagreement(pairs: NDArray[np.bool_]) -> float:
-        return 1 - float(halves.similarity[pairs].sum() / attainable[pairs].sum())
-
-    between = disagreement(~same)
-    if between <= 0:  # corrected for noise, groups are as similar as can be
+    members = _members(groups)
+    # Sums over all pairs of a client of one group and a client of another, (group, group); and
+    # within each group, where no client is a pair with itself.
+    similar = members.T @ halves.similarity @ members
+    attainable = np.outer(members.T @ roots, members.T @ roots)
+    similar_within = np.diag(similar) - members.T @ np.diag(halves.similarity)
+    attainable_within = np.diag(attainable) - members.T @ roots**2
+    is_other = ~np.eye(len(similar), dtype=bool)
+    between = 1 - float(similar[is_other].sum() / attainable[is_other].sum())
+    has_pairs = members.sum(axis=0) > 1
+    # Corrected for noise groups are as similar as can be; or every client is its own group.
+    if between <= 0 or not has_pairs.any():
         return math.inf, math.inf
-    within = [
-        disagreement(same & is_pair & (groups == group)[:, None])
-        for group in np.flatnonzero(np.bincount(groups) > 1)
-    ]
-    if not within:
-        return math.inf, math.inf
-    return disagreement(same & is_pair) / between, max(within) / between
+    numerators, denominators = similar_within[has_pairs], attainable_within[has_pairs]
+    within = 1 - float(numerators.sum() / denominators.sum())
+    loosest = 1 - float((numerators / denominators).min())
+    return within / between, loosest / between
 
 
 def _largest_p_value(across: NDArray[np.float64], groups: NDArray[np.intp]) -> float:
@@ -255,7 +255,7 @@ def _largest_p_value(across: NDArray[np.float64], groups: NDArray[np.intp]) -> f
     num_clients, num_groups = len(groups), int(groups.max()) + 1
     freedom = num_clients - num_groups
     counts = np.bincount(groups).astype(np.float64)
-    means = (groups[:, None] == np.arange(num_groups)[None, :]) / counts[None, :]
+    means = _members(groups) / counts[None, :]
     onto = across @ means  # of row i's half onto the mean of each group's other half
     along = onto[:, :, None] - onto[:, None, :]
     of_group = np.einsum("ig,ipq->gpq", means, along)
@@ -270,15 +270,20 @@ def _largest_p_value(across: NDArray[np.float64], groups: NDArray[np.intp]) -> f
 
 def _misplaced(across: NDArray[np.float64], groups: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Find the clients that are, across halves, on average nearer to another group."""
-    both = (across + across.T) / 2
-    members = (groups[:, None] == np.arange(groups.max() + 1)[None, :]).astype(np.float64)
-    itself = np.diag(both)[:, None] * members
+    members = _members(groups)
+    both = (across @ members + across.T @ members) / 2
+    itself = np.diag(across)[:, None] * members
     others = members.sum(axis=0)[None, :] - members
     # Without itself, unless a client is a group of its own: then half by half.
     alone = others == 0
-    nearness = np.where(alone, itself, (both @ members - itself) / np.maximum(others, 1))
+    nearness = np.where(alone, itself, (both - itself) / np.maximum(others, 1))
     rows = np.arange(len(groups))
     own = nearness[rows, groups].copy()
     nearness[rows, groups] = -np.inf
     misplaced: NDArray[np.bool_] = own <= nearness.max(axis=1)
     return misplaced
+
+
+def _members(groups: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Say who is in which group: shape (m, num_groups), ones and zeros."""
+    return (groups[:, None] == np.arange(groups.max() + 1)[None, :]).astype(np.float64)
