@@ -286,4 +286,5 @@ def _misplaced(across: NDArray[np.float64], groups: NDArray[np.intp]) -> NDArray
 
 def _members(groups: NDArray[np.intp]) -> NDArray[np.float64]:
     """Say who is in which group: shape (m, num_groups), ones and zeros."""
-    return (groups[:, None] == np.arange(groups.max() + 1)[None, :]).astype(np.float64)
+    is_member: NDArray[np.bool_] = groups[:, None] == np.arange(groups.max() + 1)[None, :]
+    return is_member.astype(np.float64)
