@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
+    "JSON",
     "RESULTS",
     "Claim",
     "Experiment",
@@ -43,7 +44,7 @@ __all__ = [
     "measured",
 ]
 
-JSON: TypeAlias = Any
+JSON: TypeAlias = Any  # what json reads and writes
 RESULTS = Path(__file__).parent / "results"
 # Okabe and Ito: safe for all eyes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
