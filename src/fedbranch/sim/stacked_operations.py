@@ -1,7 +1,8 @@
 """Operations that vmap cannot do or does slowly, said in terms of ones that it does well.
 
 A recurrent layer has no rule under vmap; written out as a loop over time it becomes batched
-matrix products. Convolution and pooling on a GPU go to :mod:`fedbranch.sim.gpu_kernels`.
+matrix products. On a GPU convolution and pooling go to :mod:`fedbranch.sim.gpu_kernels`, and
+LSTMs to :mod:`fedbranch.sim.gpu_recurrence`.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def lstm(
 
     outputs, (hidden, memory) = _recurrent(
         cell, inputs, initial, weights, has_biases, num_layers, dropout, train, bidirectional,
-        batch_first,
+        batch_first, by_kernels=_lstm_by_kernels if _has_recurrence_kernels(inputs) else None,
     )  # fmt: skip
     return outputs, hidden, memory
 
@@ -140,6 +141,7 @@ def _recurrent(
     batch_first: bool,
     *,
     keeps_apart: bool = False,
+    by_kernels: Callable[[Tensor, Tensor, list[Tensor], bool], list[Tensor]] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Run cells over time, layer by layer, in one or both directions.
 
@@ -148,12 +150,16 @@ def _recurrent(
     cell
         Maps gates, state and projection weights to the next state. The gates are the sum of
         what the input and the hidden state contribute, or both apart (``keeps_apart``).
+    by_kernels
+        Takes the place of the loop over cells without projection: maps what the inputs
+        contribute, the weights of the hidden state, the initial state and whether time runs
+        backwards to the hidden states of all steps and what else the last state has.
     """
     if isinstance(weights, Tensor) or isinstance(initial, Tensor):
         raise RuntimeError("packed sequences have no stacked form")
     if dropout and train:
         raise RuntimeError("dropout between recurrent layers has no stacked form")
-    layer_input = inputs if batch_first else inputs.transpose(0, 1)
+    layer_input = inputs.transpose(0, 1) if batch_first else inputs
     num_directions = 2 if bidirectional else 1
     per_direction = len(weights) // (num_layers * num_directions)
     is_projected = per_direction > (4 if has_biases else 2)
@@ -166,23 +172,33 @@ def _recurrent(
             projection = own.pop() if is_projected else None
             from_input = layer_input @ own[0].mT
             if has_biases:
-                from_input = from_input + own[2]
+                from_input = from_input + (own[2] if keeps_apart else own[2] + own[3])
             state = [start[number] for start in initial]
-            steps = range(layer_input.shape[1])
-            hidden = []
-            for step in steps if direction == 0 else reversed(steps):
+            if by_kernels is not None and not is_projected:
+                hidden, *rest = by_kernels(from_input, own[1], state, direction == 1)
+                ends.append([hidden[0 if direction == 1 else -1], *rest])
+                sides.append(hidden)
+                continue
+            steps = []
+            at_steps = from_input.unbind()
+            for at_step in at_steps if direction == 0 else reversed(at_steps):
                 from_hidden = state[0] @ own[1].mT
-                if has_biases:
+                if keeps_apart and has_biases:
                     from_hidden = from_hidden + own[3]
-                at_step = from_input[:, step]
                 gates = (at_step, from_hidden) if keeps_apart else at_step + from_hidden
                 state = cell(gates, state, projection)
-                hidden.append(state[0])
-            sides.append(torch.stack(hidden if direction == 0 else hidden[::-1], dim=1))
+                steps.append(state[0])
+            sides.append(torch.stack(steps if direction == 0 else steps[::-1]))
             ends.append(state)
-        layer_input = torch.cat(sides, dim=-1)
-    outputs = layer_input if batch_first else layer_input.transpose(0, 1)
+        layer_input = torch.cat(sides, dim=-1) if bidirectional else sides[0]
+    outputs = layer_input.transpose(0, 1) if batch_first else layer_input
     return outputs, [torch.stack(parts) for parts in zip(*ends, strict=True)]
+
+
+def _lstm_by_kernels(
+    from_input: Tensor, weight: Tensor, state: list[Tensor], is_backward: bool
+) -> list[Tensor]:
+    return list(_VmapLSTM.apply(from_input, weight, *state, is_backward))  # type: ignore[no-untyped-call]  # torch's annotation is missing
 
 
 def embedding(
@@ -314,6 +330,37 @@ class _VmapMaxPool(torch.autograd.Function):
         return stacked_max_pool2d(x, size)
 
 
+class _VmapLSTM(torch.autograd.Function):
+    """Where vmap hands the layers of all clients over."""
+
+    @staticmethod
+    def forward(
+        from_input: Tensor, weight: Tensor, hidden: Tensor, memory: Tensor, is_backward: bool
+    ) -> tuple[Tensor, ...]:
+        one = (tensor[None] for tensor in (from_input, weight, hidden, memory))
+        return tuple(tensor[0] for tensor in _VmapLSTM._of_all(*one, is_backward))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass  # the gradient belongs to the operation on all clients
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], *inputs: Any
+    ) -> tuple[tuple[Tensor, ...], int]:
+        tensors = (
+            _stacked_first(tensor, dim, info.batch_size)
+            for tensor, dim in zip(inputs[:4], in_dims[:4], strict=True)
+        )
+        return _VmapLSTM._of_all(*tensors, inputs[4]), 0
+
+    @staticmethod
+    def _of_all(*inputs: Any) -> tuple[Tensor, ...]:
+        from fedbranch.sim.gpu_recurrence import stacked_lstm
+
+        return stacked_lstm(*inputs)
+
+
 def _stacked_first(tensor: Any, dim: int | None, num_clients: int) -> Any:
     if tensor is None:
         return None
@@ -331,6 +378,10 @@ def _pair(value: Extent) -> tuple[int, int]:
 
 def _has_kernels(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.is_floating_point() and _has_triton()
+
+
+def _has_recurrence_kernels(tensor: Tensor) -> bool:
+    return _has_kernels(tensor) and tensor.dtype != torch.float64
 
 
 @cache
