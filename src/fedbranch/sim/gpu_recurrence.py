@@ -115,7 +115,7 @@ def _grid(state: Tensor) -> tuple[int, int]:
     return triton.cdiv(num_rows * num_units, BLOCK), num_clients
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no type information
+@triton.jit
 def _tanh(x):  # type: ignore[no-untyped-def]  # Triton's own language
     return 2 * tl.sigmoid(2 * x) - 1
 
