@@ -23,7 +23,7 @@ MAY_SEE = {
     "server": {
         "checkpoint", "core", "errors", "examination", "messages", "records", "reviews", "rules", "tree",
     },
-    "data": {"core", "data", "errors"},
+    "data": {"checkpoint", "core", "data", "errors"},
     "randomness": set(),
     "seeds": set(),
     "halves": {"seeds"},
@@ -40,9 +40,9 @@ MAY_SEE = {
     "experiment": {
         "checkpoint", "client", "data", "errors", "rules", "runs", "settings", "sim",
     },
-    "report": {"checkpoint", "report", "rules", "runs", "tree"},
+    "report": {"checkpoint", "data", "report", "rules", "runs", "tree"},
     "__main__": {"cli"},
-    "cli": {"errors", "experiment", "front", "report", "runs"},
+    "cli": {"data", "errors", "experiment", "front", "report", "runs"},
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import fedbranch
+from fedbranch.data import sources
 from fedbranch.errors import FedbranchError, InvalidExperiment
 from fedbranch.experiment import Experiment, preset_names
 from fedbranch.report.comparison import compare
+from fedbranch.report.holdings import print_holding, print_holdings
 from fedbranch.report.terminal import print_comparison
 from fedbranch.report.why import print_why
 from fedbranch.runs import Round, RunFolder, next_free_folder
@@ -40,6 +43,14 @@ Out = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Instead of the experiment's seed.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help="Folder that has a folder for each data set.",
+        show_default="$FEDBRANCH_DATA, or fedbranch in your cache folder",
+    ),
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -127,6 +138,39 @@ def show(
         print(json.dumps([asdict(decision) for decision in examinations], indent=2))
     else:
         print_why(examinations, Console())
+
+
+@app.command()
+def data(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help=f"One of: {', '.join(sources.NAMES)}."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Fetch or check a data set and say where it is; without a name, list what is there."""
+    if name is None:
+        holdings = [sources.look(known, data_dir) for known in sources.NAMES]
+        if as_json:
+            print(json.dumps([holding.to_json() for holding in holdings], indent=2))
+        else:
+            print_holdings(holdings, Console())
+        return
+    try:
+        missing = sources.look(name, data_dir).missing
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="NAME") from None
+    if missing and sys.stderr.isatty():
+        print(f"fedbranch: fetching {name}", file=sys.stderr)
+    elif missing:  # what fetches it has progress bars of its own
+        for library in ("HF_DATASETS", "HF_HUB"):
+            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
+    holding = sources.fetch(name, data_dir)
+    if as_json:
+        print(json.dumps(holding.to_json(), indent=2))
+    else:
+        print_holding(holding, Console())
 
 
 def _run_experiment(

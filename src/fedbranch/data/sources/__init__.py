@@ -5,20 +5,27 @@ whenever they are read: what is cut, damaged or not the published data is an err
 used. Nothing is unpickled.
 """
 
+from fedbranch.data.sources.catalogue import NAMES, Holding, PartHolding, check, fetch, look
 from fedbranch.data.sources.files import PartOfSet, default_data_dir
 from fedbranch.data.sources.images import cifar10, digits, fashion_mnist, mnist
 from fedbranch.data.sources.texts import AG_NEWS_TOPICS, Articles, Role, ag_news, shakespeare
 
 __all__ = [
     "AG_NEWS_TOPICS",
+    "NAMES",
     "Articles",
+    "Holding",
+    "PartHolding",
     "PartOfSet",
     "Role",
     "ag_news",
+    "check",
     "cifar10",
     "default_data_dir",
     "digits",
     "fashion_mnist",
+    "fetch",
+    "look",
     "mnist",
     "shakespeare",
 ]

@@ -6,18 +6,34 @@ import gzip
 import hashlib
 import os
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from fedbranch.errors import DamagedFile, MissingData
 
-__all__ = ["PartOfSet", "Source", "check_part", "default_data_dir"]
+__all__ = [
+    "SUMS_FILE",
+    "Counts",
+    "PartOfSet",
+    "Source",
+    "check_part",
+    "default_data_dir",
+    "find",
+]
 
 PartOfSet: TypeAlias = Literal["train", "test"]
 
 SUMS_FILE = "SHA256SUMS"  # as `sha256sum -c` reads it
+
+
+class Counts(NamedTuple):
+    """What is in a part of a data set."""
+
+    rows: int
+    classes: int
 
 
 def default_data_dir() -> Path:
@@ -39,7 +55,7 @@ def check_part(part: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(ABC):
     """A data set in files of its own format.
 
     Attributes
@@ -53,10 +69,14 @@ class Source:
     parts
         The files of each part; every file may also be there as ``.gz``.
     published
-        SHA-256 of the published files, unpacked; where there are none, those that
-        ``SHA256SUMS`` beside the files gives, if it is there.
+        SHA-256 of the published files, unpacked. For a file without one, that in
+        ``SHA256SUMS`` beside it counts, if there is any.
+    published_rows
+        How many rows each part has in full.
     hub_id
         Its name on the Hugging Face hub.
+    words
+        What a row and a class are called.
     """
 
     name: str
@@ -64,7 +84,13 @@ class Source:
     folders: tuple[str, ...]
     parts: Mapping[str, tuple[str, ...]]
     published: Mapping[str, str] = field(default_factory=dict)
+    published_rows: Mapping[str, int] = field(default_factory=dict)
     hub_id: str | None = None
+    words: tuple[str, str] = ("images", "classes")
+
+    @abstractmethod
+    def count(self, part: str, data_dir: str | Path | None = None) -> Counts:
+        """Read a part, check it as far as possible, and say what is in it."""
 
     @property
     def file_names(self) -> tuple[str, ...]:
@@ -74,16 +100,18 @@ class Source:
     def folder(self, data_dir: str | Path | None = None) -> Path:
         """Say where the set is, or would be put.
 
-        A data folder that has the name of the set's own folder is taken as that.
+        A data folder that has the name of the set's own folder may be that folder itself.
         """
         root = default_data_dir() if data_dir is None else Path(data_dir)
-        choices = [root / folder for folder in self.folders]
-        if root.name in self.folders:
-            choices.append(root)
-        for folder in choices:
-            if any(_find(folder, name) for name in self.file_names):
-                return folder
-        return choices[-1] if root.name in self.folders else choices[0]
+        own = root.resolve().name == self.folders[0]
+        choices = [*([root] if own else []), *(root / folder for folder in self.folders)]
+        there = (f for f in choices if any(find(f, name) for name in self.file_names))
+        return next(there, choices[0])
+
+    def missing_files(self, data_dir: str | Path | None = None) -> list[Path]:
+        """List the files that are not there, neither plain nor packed."""
+        folder = self.folder(data_dir)
+        return [folder / name for name in self.file_names if find(folder, name) is None]
 
     def path(self, file_name: str, data_dir: str | Path | None = None) -> Path:
         """Find a file of the set, plain or packed.
@@ -94,20 +122,21 @@ class Source:
             If it is not there.
         """
         folder = self.folder(data_dir)
-        path = _find(folder, file_name)
+        path = find(folder, file_name)
         if path is None:
             raise MissingData(
-                f"{self.title}: {folder} has no {file_name} (nor {file_name}.gz); {self.advice}"
+                f"{self.title}: {file_name} (or {file_name}.gz) is not in {folder}; "
+                f"{self.how_to_get(data_dir)}"
             )
         return path
 
-    @property
-    def advice(self) -> str:
+    def how_to_get(self, data_dir: str | Path | None = None) -> str:
         """Say how to get the files."""
-        put = f"put {', '.join(self.file_names)} into {self.folders[0]}/ of your data folder"
+        put = f"put {', '.join(self.file_names)} there"
         if self.hub_id is None:
-            return f"{put}; they cannot be fetched"
-        return f"fetch it with `fedbranch data {self.name}`, or {put}"
+            return f"it cannot be fetched: {put}"
+        where = "" if data_dir is None else f" --data-dir {data_dir}"
+        return f"fetch it with `fedbranch data {self.name}{where}`, or {put}"
 
     def read(self, path: Path, *, most_bytes: int | None = None) -> bytes:
         """Read a file, unpacked; of one that is longer than it should be, a byte too many.
@@ -129,17 +158,14 @@ class Source:
 
     def check_size(self, path: Path, content: bytes, num_bytes: int) -> None:
         """Refuse content of another length."""
-        if len(content) == num_bytes:
-            return
         has = "has" if path.suffix != ".gz" else "unpacks to"
         if len(content) < num_bytes:
-            what = f"{has} {len(content):,} bytes of {num_bytes:,}: it was cut"
-        else:
-            what = f"{has} more than the {num_bytes:,} bytes there should be"
-        raise self.damaged(path, what)
+            raise self.damaged(path, f"{has} {len(content):,} of {num_bytes:,} bytes: it was cut")
+        if len(content) > num_bytes:
+            raise self.damaged(path, f"{has} more than the {num_bytes:,} bytes there should be")
 
     def check_sum(self, path: Path, content: bytes) -> None:
-        """Refuse content other than the published or the recorded one."""
+        """Refuse content other than the published or, without that, the recorded one."""
         file_name = path.name.removesuffix(".gz")
         if file_name in self.published:
             if hashlib.sha256(content).hexdigest() != self.published[file_name]:
@@ -156,11 +182,11 @@ class Source:
         """Read the sums that were written with the files, if there are any."""
         path = folder / SUMS_FILE
         try:
-            lines = path.read_text(encoding="ascii").splitlines()
+            lines = path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return {}
         except UnicodeDecodeError as error:
-            raise self.damaged(path, "is no list of SHA-256 sums") from error
+            raise self.damaged(path, f"is no UTF-8 text: {error}") from error
         sums = {}
         for line in lines:
             digest, _, name = line.partition(" ")
@@ -171,10 +197,13 @@ class Source:
 
     def damaged(self, path: Path, what: str) -> DamagedFile:
         """Make the error for a file that cannot be used."""
-        again = "get it again" if self.hub_id is None else f"run `fedbranch data {self.name}`"
+        again = "get it again"
+        if self.hub_id is not None:
+            again += f", for example with `fedbranch data {self.name}`"
         return DamagedFile(f"{path} {what}; remove it and {again}")
 
 
-def _find(folder: Path, file_name: str) -> Path | None:
+def find(folder: Path, file_name: str) -> Path | None:
+    """Find a file, plain or packed."""
     choices = (folder / file_name, folder / f"{file_name}.gz")
     return next((path for path in choices if path.is_file()), None)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.data.clients import Examples
-from fedbranch.data.sources.files import PartOfSet, Source, check_part
+from fedbranch.data.sources.files import Counts, PartOfSet, Source, check_part
 from fedbranch.errors import MissingData
 
 __all__ = [
@@ -19,9 +22,11 @@ __all__ = [
     "MNIST",
     "CifarImages",
     "IdxImages",
+    "Images",
     "cifar10",
     "digits",
     "fashion_mnist",
+    "idx_header",
     "mnist",
 ]
 
@@ -102,13 +107,40 @@ def digits() -> Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdxImages(Source):
+class Images(Source):
+    """Images with labels, in some format."""
+
+    shape: tuple[int, int, int]
+    num_classes: int = 10
+
+    @abstractmethod
+    def load(
+        self, part: PartOfSet, data_dir: str | Path | None = None, *, raw: bool = False
+    ) -> Examples:
+        """Read a part; see :func:`mnist`."""
+
+    def count(self, part: str, data_dir: str | Path | None = None) -> Counts:
+        """Read a part, check it, and say what is in it."""
+        labels = self.load(cast("PartOfSet", part), data_dir, raw=True).y
+        return Counts(rows=len(labels), classes=len(np.unique(labels)))
+
+    def check_labels(self, path: Path, labels: NDArray[np.uint8]) -> None:
+        """Refuse labels that are none."""
+        wrong = np.flatnonzero(labels >= self.num_classes)
+        if len(wrong):
+            raise self.damaged(
+                path,
+                f"has the label {labels[wrong[0]]} in row {wrong[0]}; labels are "
+                f"0-{self.num_classes - 1}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdxImages(Images):
     """Images and labels in idx files: a header with the lengths of all axes, then bytes."""
 
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: IDX_FILES)
-    num_rows: Mapping[str, int]
-    shape: tuple[int, ...] = (28, 28)
-    num_classes: int = 10
+    shape: tuple[int, int, int] = (1, 28, 28)
 
     def load(
         self, part: PartOfSet, data_dir: str | Path | None = None, *, raw: bool = False
@@ -116,47 +148,46 @@ class IdxImages(Source):
         """Read a part; see :func:`mnist`."""
         check_part(part)
         images_file, labels_file = self.parts[part]
-        rows = self.num_rows[part]
-        labels = self._array(self.path(labels_file, data_dir), (rows,))
-        images = self._array(self.path(images_file, data_dir), (rows, *self.shape))
-        x = images.reshape(rows, 1, *self.shape)
+        num_rows = self.published_rows[part]
+        labels = self._array(self.path(labels_file, data_dir), (num_rows,))
+        images = self._array(self.path(images_file, data_dir), (num_rows, *self.shape[1:]))
+        x = images.reshape(num_rows, *self.shape)
         return Examples(x=x.copy() if raw else _scaled(x), y=labels.astype(np.int64))
 
     def _array(self, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        header = IDX_BYTES + bytes([len(shape)]) + np.array(shape, ">u4").tobytes()
-        num_bytes = len(header) + int(np.prod(shape))
+        header = idx_header(shape)
+        num_bytes = len(header) + math.prod(shape)
         content = self.read(path, most_bytes=num_bytes)
-        if not content.startswith(header[: len(content)]):
+        found = content[: len(header)]
+        if not header.startswith(found):
             raise self.damaged(
                 path,
-                f"begins with {content[: len(header)].hex(' ', 4)} and not, as idx bytes of shape "
-                f"{shape} do, with {header.hex(' ', 4)}",
+                f"begins with {found.hex(' ', 4)}; idx bytes of shape {shape} begin with "
+                f"{header.hex(' ', 4)}",
             )
         self.check_size(path, content, num_bytes)
         array = np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
         if len(shape) == 1:
-            _check_labels(self, path, array)
+            self.check_labels(path, array)
         self.check_sum(path, content)
         return array
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarImages(Source):
+class CifarImages(Images):
     """Images and labels in files without header: for each row its label, then its pixels."""
 
+    shape: tuple[int, int, int] = (3, 32, 32)
     rows_per_file: int
-    shape: tuple[int, ...] = (3, 32, 32)
-    num_classes: int = 10
 
     def load(
         self, part: PartOfSet, data_dir: str | Path | None = None, *, raw: bool = False
     ) -> Examples:
         """Read a part; see :func:`cifar10`."""
         check_part(part)
-        self._refuse_pickles(data_dir)
         paths = [self.path(name, data_dir) for name in self.parts[part]]
         num_rows = len(paths) * self.rows_per_file
-        # The floats of the whole set are large: they are made file by file, in their place.
+        # All pixels as floats are large: they are made file by file, in their place.
         x = np.empty((num_rows, *self.shape), np.uint8 if raw else np.float32)
         y = np.empty(num_rows, np.int64)
         for i, path in enumerate(paths):
@@ -170,34 +201,34 @@ class CifarImages(Source):
                 _scaled(images, out=x[here])
         return Examples(x=x, y=y)
 
+    def path(self, file_name: str, data_dir: str | Path | None = None) -> Path:
+        """Find a file of the set; where there is only the Python version, say why it is not read."""
+        try:
+            return super().path(file_name, data_dir)
+        except MissingData as error:
+            root = self.folder(data_dir).parent
+            for folder in (root / "cifar-10-batches-py", root):
+                if (folder / "batches.meta").is_file():
+                    raise MissingData(
+                        f"{error} ({folder} is the Python version, made of pickles, which can run "
+                        "any code when they are read; we read the binary version)"
+                    ) from None
+            raise
+
     def _table(self, path: Path) -> NDArray[np.uint8]:
-        width = 1 + int(np.prod(self.shape))
+        width = 1 + math.prod(self.shape)
         num_bytes = self.rows_per_file * width
         content = self.read(path, most_bytes=num_bytes)
         self.check_size(path, content, num_bytes)
         table = np.frombuffer(content, np.uint8).reshape(self.rows_per_file, width)
-        _check_labels(self, path, table[:, 0])
+        self.check_labels(path, table[:, 0])
         self.check_sum(path, content)
         return table
 
-    def _refuse_pickles(self, data_dir: str | Path | None) -> None:
-        folder = self.folder(data_dir)
-        for pickled in (folder, folder.with_name("cifar-10-batches-py")):
-            if not folder.is_dir() and (pickled / "batches.meta").is_file():
-                raise MissingData(
-                    f"{self.title}: {pickled} is the Python version, whose files are pickles, and "
-                    f"reading a pickle can run any code; {self.advice}"
-                )
 
-
-def _check_labels(source: IdxImages | CifarImages, path: Path, labels: NDArray[np.uint8]) -> None:
-    wrong = np.flatnonzero(labels >= source.num_classes)
-    if len(wrong):
-        raise source.damaged(
-            path,
-            f"has the label {labels[wrong[0]]} in row {wrong[0]}, and labels are "
-            f"0-{source.num_classes - 1}",
-        )
+def idx_header(shape: tuple[int, ...]) -> bytes:
+    """Make the header of an idx file of bytes: what it holds, and the length of each axis."""
+    return IDX_BYTES + bytes([len(shape)]) + np.array(shape, ">u4").tobytes()
 
 
 def _scaled(
@@ -210,7 +241,7 @@ MNIST = IdxImages(
     name="mnist",
     title="MNIST",
     folders=("mnist", "MNIST/raw"),  # the second is where torchvision puts it
-    num_rows={"train": 60_000, "test": 10_000},
+    published_rows={"train": 60_000, "test": 10_000},
     published={
         "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -224,7 +255,7 @@ FASHION_MNIST = IdxImages(
     name="fashion_mnist",
     title="Fashion-MNIST",
     folders=("fashion_mnist", "FashionMNIST/raw"),
-    num_rows={"train": 60_000, "test": 10_000},
+    published_rows={"train": 60_000, "test": 10_000},
     published={
         "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -242,6 +273,7 @@ CIFAR10 = CifarImages(
         "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
         "test": ("test_batch.bin",),
     },
+    published_rows={"train": 50_000, "test": 10_000},
     rows_per_file=10_000,
     published={
         "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",

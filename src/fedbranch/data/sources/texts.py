@@ -8,12 +8,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.data.sources.files import PartOfSet, Source, check_part
+from fedbranch.data.sources.files import Counts, PartOfSet, Source, check_part
 
 __all__ = [
     "AG_NEWS",
@@ -131,6 +131,11 @@ class NewsTexts(Source):
             raise self.damaged(path, "is empty")
         return Articles(texts=texts, topics=np.array(topics, np.int64))
 
+    def count(self, part: str, data_dir: str | Path | None = None) -> Counts:
+        """Read a part, check it, and say what is in it."""
+        topics = self.load(cast("PartOfSet", part), data_dir).topics
+        return Counts(rows=len(topics), classes=len(np.unique(topics)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoleTexts(Source):
@@ -161,6 +166,11 @@ class RoleTexts(Source):
             raise self.damaged(path, "is empty")
         return roles
 
+    def count(self, part: str, data_dir: str | Path | None = None) -> Counts:  # noqa: ARG002 - there is one part
+        """Read all roles, check them, and say how many there are of how many plays."""
+        roles = self.load(data_dir)
+        return Counts(rows=len(roles), classes=len({role.play for role in roles}))
+
 
 def _are_texts(values: Sequence[object]) -> bool:
     return all(isinstance(value, str) and value for value in values)
@@ -180,7 +190,9 @@ AG_NEWS = NewsTexts(
     title="AG-News",
     folders=("ag_news",),
     parts={"train": ("train.csv",), "test": ("test.csv",)},
+    published_rows={"train": 120_000, "test": 7_600},
     topics=AG_NEWS_TOPICS,
+    words=("articles", "topics"),
     hub_id="fancyzhx/ag_news",
 )
 
@@ -189,4 +201,5 @@ SHAKESPEARE = RoleTexts(
     title="Shakespeare by role",
     folders=("shakespeare",),
     parts={"all": ("roles.jsonl",)},
+    words=("roles", "plays"),
 )
