@@ -48,7 +48,7 @@ from experiments.figure import (
     mean_and_spread,
 )
 from fedbranch.data import Examples, Rotate, cifar10, digits, mnist
-from fedbranch.sim import Normalised, Run, mlp
+from fedbranch.sim import Normalised, Run, Settings, mlp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,7 +172,7 @@ class CropAndFlip(nn.Module):
         ones = torch.ones(len(images), 2 * self.num_bits + 1, device=images.device)
         bits = (functional.dropout(ones, 0.5) > 0).long()
         values = 2 ** torch.arange(self.num_bits, device=images.device)
-        top, left = (bits[:, :-1].unflatten(1, (2, -1)) * values).sum(dim=2).unbind(1)
+        top, left = (bits[:, :-1].reshape(len(bits), 2, -1) * values).sum(dim=2).unbind(1)
         places = torch.arange(self.size, device=images.device)
         is_mirrored = bits[:, -1:] > 0
         columns = left[:, None] + torch.where(is_mirrored, self.size - 1 - places, places)
@@ -264,7 +264,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
     return outcome(run, clients)
 
 
-def _settings(problem: Problem, seed: int, how: How) -> fb.Settings:
+def _settings(problem: Problem, seed: int, how: How) -> Settings:
     return {
         "rounds": problem.rounds,
         "training": problem.training,
