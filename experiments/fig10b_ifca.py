@@ -6,7 +6,7 @@ Ghosh et al. (2020, "An Efficient Framework for Clustered Federated Learning") d
 in four rotations, each a whole copy of the 60,000 training images, to m clients with n images
 each: 1200 x 200, 2400 x 100 and 4800 x 50; and CIFAR-10 in two rotations, 0 and 180 degrees,
 to 200 clients with 500 images each, of which 20 take part in a round. Their algorithm, IFCA,
-is told the number of clusters, and reaches 95.25, 95.05, 94.20 and 81.51 %.
+is told the number of clusters, and reaches 95.25, 95.05, 94.20 and 81.5 %.
 
 MNIST as there: pixels in [0, 1], a perceptron 784-200-10, ten full-batch steps with learning
 rate 0.1, 300 rounds, everybody takes part. CIFAR-10: two convolutions of 64 channels (5 x 5)
@@ -72,6 +72,8 @@ class Problem:
         How near CFL must come to what it would reach if it knew the rotations. Where few take
         part in a round it stands still for several to look at enough of them, which costs more
         the fewer rounds there are.
+    methods
+        Those that are run.
     """
 
     kind: Literal["mnist", "cifar10"]
@@ -85,9 +87,12 @@ class Problem:
     is_embedded: bool = False
     paper: float | None = None
     near: float = 0.01
+    methods: tuple[str, ...] = METHODS
 
 
-def _mnist(num_clients: int, rows_per_client: int, paper: float) -> Problem:
+def _mnist(
+    num_clients: int, rows_per_client: int, paper: float, methods: tuple[str, ...] = ("CFL",)
+) -> Problem:
     return Problem(
         kind="mnist",
         num_clients=num_clients,
@@ -96,11 +101,12 @@ def _mnist(num_clients: int, rows_per_client: int, paper: float) -> Problem:
         rounds=300,
         training=fb.LocalTraining(optimizer=fb.sgd(0.1), steps=10, batch_size=rows_per_client),
         paper=paper,
+        methods=methods,
     )
 
 
 PROBLEMS = {
-    "MNIST 1200 x 200": _mnist(1200, 200, 0.9525),
+    "MNIST 1200 x 200": _mnist(1200, 200, 0.9525, METHODS),
     "MNIST 2400 x 100": _mnist(2400, 100, 0.9505),
     "MNIST 4800 x 50": _mnist(4800, 50, 0.9420),
     "CIFAR-10 200 x 500": Problem(
@@ -114,7 +120,7 @@ PROBLEMS = {
         training=fb.LocalTraining(
             optimizer=fb.sgd(0.05, weight_decay=5e-4), epochs=5, batch_size=50
         ),
-        paper=0.8151,
+        paper=0.815,
     ),
 }
 QUICK_PROBLEMS = {
@@ -327,7 +333,7 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
     """Judge CFL beside the others."""
     found = []
     for name in _names(outcomes):
-        final = {method: fmean(_final(outcomes, name, method)) for method in METHODS}
+        final = {method: fmean(_final(outcomes, name, method)) for method in _problem(name).methods}
         scores = [measured["ARI"] for measured in outcomes.of(f"{name}: CFL")]
         found.append(
             Claim(
@@ -345,31 +351,35 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
                     f"{100 * final['CFL']:.2f} %",
                 )
             )
-        found.append(
-            Claim(
-                f"{name}: CFL comes within {100 * near:.0f} points of knowing the rotations",
-                final["CFL"] >= final["oracle"] - near,
-                f"{100 * final['CFL']:.2f} and {100 * final['oracle']:.2f} %",
+        if "oracle" in final:
+            found.append(
+                Claim(
+                    f"{name}: CFL comes within {100 * near:.0f} points of knowing the rotations",
+                    final["CFL"] >= final["oracle"] - near,
+                    f"{100 * final['CFL']:.2f} and {100 * final['oracle']:.2f} %",
+                )
             )
-        )
-        found.append(
-            Claim(
-                f"{name}: CFL beats plain FL",
-                final["CFL"] > final["FL"] + 0.01,
-                f"{100 * final['CFL']:.2f} and {100 * final['FL']:.2f} %",
+        if "FL" in final:
+            found.append(
+                Claim(
+                    f"{name}: CFL beats plain FL",
+                    final["CFL"] > final["FL"] + 0.01,
+                    f"{100 * final['CFL']:.2f} and {100 * final['FL']:.2f} %",
+                )
             )
-        )
     return found
 
 
 def summary(outcomes: Outcomes) -> str:
     """Give CFL's accuracy beside our IFCA's."""
-    return "; ".join(
-        f"{name}: CFL {mean_and_spread(_final(outcomes, name, 'CFL'), 2, 100)} % "
-        f"(IFCA, told k: {mean_and_spread(_final(outcomes, name, 'IFCA'), 2, 100)}, "
-        f"FL {mean_and_spread(_final(outcomes, name, 'FL'), 2, 100)})"
-        for name in _names(outcomes)
-    )
+    texts = []
+    for name in _names(outcomes):
+        ours, *others = (
+            f"{method} {mean_and_spread(_final(outcomes, name, method), 2, 100)} %"
+            for method in sorted(_problem(name).methods, key=lambda method: method != "CFL")
+        )
+        texts.append(f"{name}: {ours}" + (f" ({', '.join(others)})" if others else ""))
+    return "; ".join(texts)
 
 
 STYLE = {
@@ -390,6 +400,9 @@ def draw(outcomes: Outcomes) -> Figure:
     )
     _draw_final(left, outcomes, names[:-1])
     _draw_curves(right, outcomes, names[-1])
+    for colour, marker, label in STYLE.values():
+        right.plot([], [], marker, color=colour, label=label)
+    right.plot([], [], ":", color="black", label="IFCA's paper")
     handles, labels = right.get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False)
     return drawing
@@ -401,10 +414,11 @@ def _problem(name: str) -> Problem:
 
 def _draw_final(axes: Axes, outcomes: Outcomes, names: list[str]) -> None:
     for place, name in enumerate(names):
-        for step, method in enumerate(METHODS):
+        methods = _problem(name).methods
+        for step, method in enumerate(methods):
             colour, marker, _ = STYLE[method]
             values = [100 * value for value in _final(outcomes, name, method)]
-            x = place + 0.2 * (step - 1.5)
+            x = place + 0.2 * (step - (len(methods) - 1) / 2)
             axes.plot([x] * len(values), values, marker, color=colour, markersize=6, alpha=0.7)
             axes.annotate(
                 f"{fmean(values):.1f}",
@@ -428,8 +442,8 @@ def _draw_final(axes: Axes, outcomes: Outcomes, names: list[str]) -> None:
 
 def _draw_curves(axes: Axes, outcomes: Outcomes, name: str) -> None:
     problem = _problem(name)
-    for method in METHODS:
-        colour, marker, label = STYLE[method]
+    for method in problem.methods:
+        colour, marker, _ = STYLE[method]
         measured = outcomes.of(f"{name}: {method}")
         curves = 100 * np.array([one["accuracy"] for one in measured])
         rounds = measured[0]["rounds"]
@@ -440,14 +454,12 @@ def _draw_curves(axes: Axes, outcomes: Outcomes, name: str) -> None:
             marker=marker,
             markersize=4,
             markevery=max(1, len(rounds) // 8),
-            label=label,
         )
         axes.fill_between(
             rounds, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, lw=0
         )
     if problem.paper is not None:
         axes.axhline(100 * problem.paper, ls=":", color="black")
-    axes.plot([], [], ":", color="black", label="IFCA's paper")
     axes.set_xlabel("round")
     axes.set_title(
         f"{name.split()[0]} in {problem.num_groups} rotations, {_sizes(name)}, "
@@ -461,13 +473,13 @@ def _sizes(name: str) -> str:
 
 
 def _parts(problems: dict[str, Problem]) -> list[str]:
-    return [f"{name}: {method}" for name in problems for method in METHODS]
+    return [f"{name}: {method}" for name, problem in problems.items() for method in problem.methods]
 
 
 EXPERIMENT = Experiment(
     name="fig10b_ifca",
     title="Figure 10b: IFCA's own benchmark, without being told k",
-    paper="IFCA's paper, told k: rotated MNIST 95.25, 95.05 and 94.20 %, rotated CIFAR-10 81.51 %",
+    paper="IFCA's paper, told k: rotated MNIST 95.25, 95.05 and 94.20 %, rotated CIFAR-10 81.5 %",
     measure=measure,
     draw=draw,
     claims=claims,
