@@ -7,6 +7,7 @@ from torch import nn
 
 import fedbranch as fb
 from fedbranch.sim.arrangement import pooled_first
+from fedbranch.sim import Normalised
 from fedbranch.sim.engines import preferred
 from sim.test_simulation import RULE, TRAINING, folder_bytes, make_clients, make_model, simulate
 from sim.test_vectorised import seeded
@@ -17,6 +18,7 @@ from sim.test_vectorised import seeded
     [
         (nn.Linear(64, 10), "cpu", "vectorised"),
         (nn.Sequential(nn.Linear(784, 200), nn.Linear(200, 10)), "cpu", "vectorised"),
+        (nn.Sequential(Normalised([0.5], [0.5]), nn.Linear(784, 10)), "cpu", "vectorised"),
         (nn.Linear(5000, 5000), "cpu", "workers"),
         (nn.Conv2d(1, 4, 3), "cpu", "workers"),
         (nn.LSTM(5, 5), "cpu", "workers"),

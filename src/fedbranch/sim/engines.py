@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 from torch import nn
 
-from fedbranch.client import LocalTraining, ModelState
+from fedbranch.client import LocalTraining, ModelState, trainable
 from fedbranch.data import ClientData, PartName
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.sim.reference import Reference
@@ -116,9 +116,9 @@ def preferred(model: nn.Module, training: LocalTraining, device: str) -> tuple[s
     """
     if device != "cpu":
         return "vectorised", "on a GPU one stack of all clients is fastest"
-    if any(param.ndim > 2 for param in model.parameters()) or _has_recurrence(model):
+    if any(param.ndim > 2 for param in trainable(model)) or _has_recurrence(model):
         return "workers", "on the CPU convolutions and recurrence do not gain from stacking"
-    work = training.batch_size * sum(p.numel() for p in model.parameters())
+    work = training.batch_size * sum(param.numel() for param in trainable(model))
     if work > LARGEST_STACKED_WORK:
         return "workers", f"a step of {work:.1e} products is large enough by itself"
     return "vectorised", f"a step of {work:.1e} products is small: overhead would dominate"
