@@ -20,11 +20,13 @@ from fedbranch.data import (
     Transform,
     digits,
     dirichlet,
+    fashion_mnist,
     feature_noise,
     federate,
     iid,
     label_permutations,
     label_swaps,
+    mnist,
     quantity_skew,
     rotations,
     shards,
@@ -304,8 +306,7 @@ def _rows(name: str, data_dir: Path | None, rng: Rng) -> tuple[NDArray[Any], NDA
     if name == "digits":
         return digits()
     assert data_dir is not None
-    folder = data_dir / {"mnist": "mnist", "fashion": "fashion_mnist"}[name]
-    images = np.fromfile(folder / "train-images-idx3-ubyte", np.uint8)[16:].reshape(-1, 1, 28, 28)
-    labels = np.fromfile(folder / "train-labels-idx1-ubyte", np.uint8)[8:]
+    load = {"mnist": mnist, "fashion": fashion_mnist}[name]
+    images, labels = load("train", data_dir, raw=True)
     chosen = rng.permutation(len(labels))
-    return images[chosen].astype(np.float32) / 255, labels[chosen].astype(np.int64)
+    return images[chosen].astype(np.float32) / 255, labels[chosen]

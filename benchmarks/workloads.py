@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedbranch as fb
-from fedbranch.data import digits
+from fedbranch.data import cifar10, digits, mnist
 from fedbranch.sim import Normalised
 
 VOCABULARY, SEQUENCE = 10_000, 30
@@ -37,8 +37,8 @@ class Workload:
 
 def w1(data: Path) -> Workload:
     """MNIST, 20 clients x 500, a CNN with batches of 20."""
-    images, labels = mnist(data)
-    x = images[:10_000, None].astype(np.float32) / 255
+    images, labels = mnist("train", data, raw=True)
+    x = images[:10_000].astype(np.float32) / 255
     return Workload(
         name="W1",
         about="MNIST, 20 clients x 500, CNN 16-32 (5x5) + 64, batch 20, 3 epochs",
@@ -61,7 +61,7 @@ def w3(num_known: int) -> Workload:
 
 def w4(data: Path) -> Workload:
     """CIFAR-10 in full, 20 clients with four label permutations."""
-    (x, y), (x_test, y_test) = cifar10(data)
+    (x, y), (x_test, y_test) = (cifar10(part, data, raw=True) for part in ("train", "test"))
     rng = np.random.default_rng(0)
     order = rng.permutation(len(x))
     permutations = [np.arange(10), *(rng.permutation(10) for _ in range(3))]
@@ -83,12 +83,12 @@ def w4(data: Path) -> Workload:
 
 def w5(data: Path) -> Workload:
     """Rotated MNIST, 4800 clients x 50, full-batch steps."""
-    images, labels = mnist(data)
+    images, labels = mnist("train", data, raw=True)
     clients = {}
     for i in range(4800):
         rows = np.arange(50 * i, 50 * i + 50) % len(images)
         turn = 50 * i // len(images)  # every image four times, each time another way up
-        turned = np.rot90(images[rows], turn, axes=(1, 2))
+        turned = np.rot90(images[rows], turn, axes=(2, 3))
         x = np.ascontiguousarray(turned, dtype=np.float32).reshape(50, 784) / 255
         clients[f"client-{i:04}"] = fb.ClientData(train=(x, labels[rows]), group=str(turn))
     return Workload(
@@ -194,27 +194,6 @@ class LanguageModel(nn.Module):
         """Map words (rows, length) to scores (rows, vocabulary, length)."""
         hidden, _ = self.lstm(self.embedding(words))
         return self.output(hidden).transpose(1, 2)
-
-
-# Data in the sets' own formats
-
-
-def mnist(data: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the training part: images (60000, 28, 28) as bytes, and labels."""
-    images = np.fromfile(data / "mnist" / "train-images-idx3-ubyte", np.uint8)
-    labels = np.fromfile(data / "mnist" / "train-labels-idx1-ubyte", np.uint8)
-    return images[16:].reshape(-1, 28, 28), labels[8:].astype(np.int64)
-
-
-def cifar10(data: Path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Read training and test part: images (rows, 3, 32, 32) as bytes, and labels."""
-    folder = data / "cifar-10-batches-bin"
-    names = [f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"]
-    parts = []
-    for files in names:
-        rows = np.concatenate([np.fromfile(folder / f, np.uint8).reshape(-1, 3073) for f in files])
-        parts.append((rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)))
-    return parts[0], parts[1]
 
 
 def checksum(arrays: list[np.ndarray]) -> str:
