@@ -190,7 +190,8 @@ def measured(jobs: Sequence[Job], num_processes: int = 1) -> Iterator[tuple[Job,
         for job in jobs:
             yield job, job.measure()
         return
-    threads = max(1, (os.cpu_count() or 1) // num_processes)
+    cores = os.cpu_count() or 1
+    threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // num_processes)))
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with context.Pool(
         num_processes, initializer=torch.set_num_threads, initargs=(threads,), maxtasksperchild=1
