@@ -5,7 +5,7 @@
 
 Three ways in which four groups of clients can differ (each names the labels by a permutation of
 its own, turns its images by another quarter, or swaps two labels) on three data sets. 20 clients,
-50 rounds, everybody takes part; MNIST and Fashion-MNIST with 300 images for each client and a
+50 rounds, everybody takes part; MNIST and Fashion-MNIST with 250 images for each client and a
 network of two convolutions, CIFAR-10 with 500 and three. Every client is tested on the same 1000
 test images, as its group sees them. Where a rule or IFCA compares models, clients measure on their
 training images: nobody has held-out ones.
@@ -14,9 +14,9 @@ The methods:
 
 - FL, local, oracle: one model for all, one for each client, one for each true group.
 - thresholds: CFL with the paper's ε1 and ε2, one setting for each data set, the same for the three
-  structures and all seeds. Chosen as a user would who has seen one run: 1.5 times the median mean
-  norm and 0.7 times the median largest norm over the second half of plain FL on the first
-  structure, seed 0.
+  structures and all seeds, chosen as a user would who has seen one run: 1.5 times the median mean
+  norm and 0.7 times the median largest norm over the second half of plain FL with permuted labels,
+  seed 0.
 - AutoRule: CFL with the default rule.
 - published: the loop of the authors' code (github.com/felisat/clustered-federated-learning), with
   the same ε1 and ε2. It cuts by complete linkage instead of the smallest cross-similarity, only
@@ -102,8 +102,6 @@ class Setting:
 
     Attributes
     ----------
-    eps_mean, eps_max
-        The fixed thresholds ε1 and ε2.
     patience
         The published code splits only after so many rounds.
     """
@@ -114,8 +112,6 @@ class Setting:
     hidden: int
     rows_per_client: int
     training: fb.LocalTraining
-    eps_mean: float
-    eps_max: float
     num_clients: int = 20
     rounds: int = 50
     num_tested: int = 1000
@@ -135,10 +131,8 @@ SETTINGS = {
         shape=(1, 28, 28),
         channels=(8, 16),
         hidden=32,
-        rows_per_client=300,
-        training=fb.LocalTraining(optimizer=fb.sgd(0.1), epochs=1, batch_size=20),
-        eps_mean=1.0,
-        eps_max=1.0,
+        rows_per_client=250,
+        training=fb.LocalTraining(optimizer=fb.sgd(0.1), epochs=1, batch_size=25),
     ),
     "Fashion-MNIST": Setting(
         images=lambda how: (
@@ -148,10 +142,8 @@ SETTINGS = {
         shape=(1, 28, 28),
         channels=(8, 16),
         hidden=32,
-        rows_per_client=300,
-        training=fb.LocalTraining(optimizer=fb.sgd(0.1), epochs=1, batch_size=20),
-        eps_mean=1.0,
-        eps_max=1.0,
+        rows_per_client=250,
+        training=fb.LocalTraining(optimizer=fb.sgd(0.1), epochs=1, batch_size=25),
     ),
     "CIFAR-10": Setting(
         images=lambda how: (cifar10("train", how.data_dir), cifar10("test", how.data_dir)),
@@ -160,8 +152,6 @@ SETTINGS = {
         hidden=64,
         rows_per_client=500,
         training=fb.LocalTraining(optimizer=fb.sgd(0.1), epochs=2, batch_size=25),
-        eps_mean=1.0,
-        eps_max=1.0,
     ),
     "digits": Setting(
         images=_embedded,
@@ -170,8 +160,6 @@ SETTINGS = {
         hidden=32,
         rows_per_client=100,
         training=fb.LocalTraining(optimizer=fb.sgd(0.2), epochs=2, batch_size=25),
-        eps_mean=0.43,
-        eps_max=1.03,
         num_clients=12,
         rounds=30,
         num_tested=300,
@@ -183,8 +171,8 @@ SETTINGS = {
 class Wire:
     """Watches what goes over the wire, and who trains together.
 
-    Pass it as ``before_send``. What it sees are updates; a rule in :meth:`beside` tells it of the
-    models that clients are asked to try.
+    Pass it as ``before_send``. What it sees are updates; :class:`Counted` tells it of the models
+    that clients are asked to try.
     """
 
     def __init__(self) -> None:
@@ -196,10 +184,6 @@ class Wire:
         self.num_vectors += 2 + (update.half_difference is not None)
         self.model_of[number][client_id] = update.base
         return update
-
-    def beside(self, rule: fb.AutoRule) -> Counted:
-        """Give the same rule, watched."""
-        return Counted(rule, self)
 
 
 class Counted:
@@ -225,52 +209,73 @@ def measure(part: str, seed: int, how: How) -> JSON:
     """Run all methods on one problem."""
     name, structure = part.split(": ")
     setting = SETTINGS[name]
-    clients = federation(setting, STRUCTURES[structure](seed), seed, how)
-    model = cnn(setting.shape, 10, channels=setting.channels, hidden=setting.hidden, seed=seed)
-    uses_gpu = how.device.startswith("cuda") or (how.device == "auto" and torch.cuda.is_available())
-    thresholds = fb.Thresholds(
-        eps_mean=setting.eps_mean, eps_max=setting.eps_max, gamma_max=0.5, min_rounds=5
-    )
-    found: dict[str, JSON] = {}
+    thresholds = fixed_thresholds(setting, how)
+    clients = federation(setting, structure, seed, how)
+    model = network(setting, seed)
+    found: dict[str, JSON] = {"eps": [thresholds.eps_mean, thresholds.eps_max]}
     for method in METHODS:
         if method == "published":
-            device = (
-                torch.device("cuda" if how.device == "auto" else how.device) if uses_gpu else "cpu"
-            )
-            found[method] = published_code(model, clients, setting, seed=seed, device=device)
+            found[method] = published_code(model, clients, setting, thresholds, seed, how)
             continue
         wire = Wire()
-        settings: Settings = {
-            "rounds": setting.rounds,
-            "training": setting.training,
-            "seed": seed,
-            "evaluate_every": setting.rounds,
-            "device": how.device,
-            "engine": "vectorised" if uses_gpu or name == "digits" else "reference",
-            "before_send": wire,
-        }
+        settings: Settings = {**_settings(setting, seed, how), "before_send": wire}
         if method == "local":
             run = fb.local(model, clients, **settings)
             wire.num_vectors = 0
         elif method == "FL":
             run = fb.fedavg(model, clients, **settings)
-            found["norms"] = late_norms(run)
-        elif method == "oracle":
-            run = fb.oracle(model, clients, **settings)
+        elif method == "thresholds":
+            run = fb.simulate(model, clients, rule=thresholds, **settings)
+        elif method == "AutoRule":
+            run = fb.simulate(model, clients, rule=Counted(fb.AutoRule(), wire), **settings)
         elif method == "IFCA":
             run = fb.ifca(model, clients, num_clusters=NUM_GROUPS, **settings)
             # All k models come down, not one.
             wire.num_vectors += (NUM_GROUPS - 1) * len(clients) * setting.rounds
         else:
-            rule = thresholds if method == "thresholds" else wire.beside(fb.AutoRule())
-            run = fb.simulate(model, clients, rule=rule, **settings)
+            run = fb.oracle(model, clients, **settings)
         found[method] = outcome(run, wire, clients)
     return found
 
 
-def federation(
-    setting: Setting, groups: list[Transform], seed: int, how: How
-) -> dict[str, fb.ClientData]:
+def _settings(setting: Setting, seed: int, how: How) -> Settings:
+    return {
+        "rounds": setting.rounds,
+        "training": setting.training,
+        "seed": seed,
+        "evaluate_every": setting.rounds,
+        "device": how.device,
+        "engine": "vectorised" if _device(how) != "cpu" or how.quick else "reference",
+    }
+
+
+def _device(how: How) -> str:
+    if how.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return how.device
+
+
+def network(setting: Setting, seed: int) -> nn.Module:
+    """Make the model that all clients start from."""
+    return cnn(setting.shape, 10, channels=setting.channels, hidden=setting.hidden, seed=seed)
+
+
+def fixed_thresholds(setting: Setting, how: How) -> fb.Thresholds:
+    """Choose ε1 and ε2 for a data set, from one run of plain FL."""
+    clients = federation(setting, "label permutation", 0, how)
+    plain = fb.fedavg(network(setting, 0), clients, **_settings(setting, 0, how))
+    late = [
+        entry.record.decisions[0].measurements for entry in plain.history[setting.rounds // 2 :]
+    ]
+    return fb.Thresholds(
+        eps_mean=1.5 * median(measured["mean_norm"] for measured in late),
+        eps_max=0.7 * median(measured["max_norm"] for measured in late),
+        gamma_max=0.5,
+        min_rounds=5,
+    )
+
+
+def federation(setting: Setting, structure: str, seed: int, how: How) -> dict[str, fb.ClientData]:
     """Deal some of the training images out; all clients have the same test images."""
     train, test = setting.images(how)
     rng = np.random.default_rng(seed)
@@ -280,7 +285,7 @@ def federation(
         train.x[rows],
         train.y[rows],
         num_clients=setting.num_clients,
-        groups=groups,
+        groups=STRUCTURES[structure](seed),
         test=(test.x[tested], test.y[tested]),
         seed=seed,
     )
@@ -290,14 +295,6 @@ def federation(
         )
         for client_id, client in dealt.items()
     }
-
-
-def late_norms(run: Run) -> JSON:
-    """Give the norms of plain FL over its second half, from which thresholds can be chosen."""
-    late = [
-        entry.record.decisions[0].measurements for entry in run.history[len(run.history) // 2 :]
-    ]
-    return {name: median(m[name] for m in late) for name in ("mean_norm", "max_norm")}
 
 
 def outcome(run: Run, wire: Wire, clients: Mapping[str, fb.ClientData]) -> JSON:
@@ -349,12 +346,13 @@ def published_code(
     model: nn.Module,
     clients: Mapping[str, fb.ClientData],
     setting: Setting,
-    *,
+    thresholds: fb.Thresholds,
     seed: int,
-    device: torch.device | str,
+    how: How,
 ) -> JSON:
     """Run the loop of the authors' code: every client has weights of its own."""
     ids = sorted(clients)
+    device = _device(how)
     model = copy.deepcopy(model).to(device)
     initial = ModelState.of(model)
     data = [tuple(torch.as_tensor(a, device=device) for a in clients[i].train) for i in ids]
@@ -386,7 +384,7 @@ def published_code(
         for rows in clusters:
             mean_norm = np.linalg.norm(updates[rows].mean(axis=0)) if len(rows) else np.inf
             max_norm = np.linalg.norm(updates[rows], axis=1).max(initial=0)
-            is_split = mean_norm < setting.eps_mean and max_norm > setting.eps_max
+            is_split = mean_norm < thresholds.eps_mean and max_norm > thresholds.eps_max
             if is_split and len(rows) > 2 and number > setting.patience:
                 # Places inside the cluster, taken for client ids from here on.
                 next_clusters += complete_linkage(similarity[np.ix_(rows, rows)])
