@@ -33,8 +33,12 @@ def data_dir(tmp_path):
 
 
 def data_command(*arguments, check=0, **environment):
+    return fedbranch("data", *arguments, check=check, **environment)
+
+
+def fedbranch(*arguments, check=0, **environment):
     result = subprocess.run(
-        [sys.executable, "-m", "fedbranch", "data", *map(str, arguments)],
+        [sys.executable, "-m", "fedbranch", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -146,6 +150,19 @@ def test_a_damaged_file_is_an_error(data_dir):
     result = data_command("ag_news", "--data-dir", data_dir, check=1)
 
     assert str(data_dir / "ag_news" / "train.csv") in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_experiment_whose_data_are_not_there_says_how_to_get_them(tmp_path):
+    path = tmp_path / "mnist.toml"
+    path.write_text(
+        "rounds = 1\n[data]\nsource = 'mnist'\nnum_clients = 2\n"
+        "[training]\nlearning_rate = 0.1\nepochs = 1\n"
+    )
+
+    result = fedbranch("run", path, "--data-dir", tmp_path, "--out", tmp_path / "run", check=1)
+
+    assert f"`fedbranch data mnist --data-dir {tmp_path}`" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

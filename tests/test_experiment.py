@@ -3,8 +3,16 @@ import re
 import pytest
 
 from fedbranch import AutoRule, InvalidExperiment, Thresholds
-from fedbranch.data import digits
-from fedbranch.experiment import DIGITS_CLASSES, DIGITS_ROWS, Experiment, preset_names
+from fedbranch.data import digits, sources
+from fedbranch.errors import MissingData
+from fedbranch.experiment import (
+    DIGITS_ROWS,
+    DIGITS_WIDTH,
+    NUM_CLASSES,
+    PUBLISHED,
+    Experiment,
+    preset_names,
+)
 
 SMALL = """
 rounds = 3
@@ -65,6 +73,12 @@ BAD = [
     ("epochs = 1", "epochs = 1\nweight_decay = 1e14", "training.weight_decay is"),
     ("[data]", "[model]\nhidden = [1000000]\n[data]", "model.hidden is [1000000]"),
     ("[data]", "[model]\nname='cnn'\nchannels = [1, 1, 1, 1]\n[data]", "model.channels is"),
+    ("num_clients = 4", "num_clients = 4\nsource = 'mnits'", "data.source is 'mnits'; it must be"),
+    (
+        "num_clients = 4",
+        "num_clients = 30001\nsource = 'mnist'",
+        "between 1 and 30000, for the 60000",
+    ),
     ("epochs = 1", "epochs = 1\noptimizer = 'lion'", "it must be one of 'sgd', 'adam'"),
     ("epochs = 1", "epochs = 1\noptimizer = 'adam'\nmomentum = 0.9", "training.momentum is 0.9"),
     ("num_clients = 4", "num_clients = 4\nstructure = 'swap'", "data.structure is 'swap'"),
@@ -107,8 +121,9 @@ def test_a_missing_file_and_an_unknown_preset_are_named(tmp_path):
 def test_the_known_sizes_of_the_data_are_their_real_ones():
     x, y = digits()
 
-    assert len(x) == DIGITS_ROWS
-    assert len(set(y)) == DIGITS_CLASSES
+    assert x.shape == (DIGITS_ROWS, 1, DIGITS_WIDTH, DIGITS_WIDTH)
+    assert len(set(y)) == NUM_CLASSES
+    assert all(images.num_classes == NUM_CLASSES for images in PUBLISHED.values())
 
 
 def test_a_draw_that_does_not_work_out_is_named(tmp_path):
@@ -140,6 +155,35 @@ def test_every_structure_and_partition_makes_clients(data):
 
     assert len(first) == 4
     assert all((first[i].train.x == again[i].train.x).all() for i in first)
+
+
+def test_larger_images_can_be_halved_more_often():
+    layers = "[model]\nname='cnn'\nchannels = [1, 1, 1, 1]\n[data]\nsource = 'mnist'"
+
+    assert len(Experiment.parse(SMALL.replace("[data]", layers), "").model.channels) == 4
+
+
+def test_a_set_that_is_not_there_is_named_before_anything_is_run(tmp_path):
+    text = SMALL.replace("[data]", "[data]\nsource = 'mnist'")
+
+    with pytest.raises(MissingData, match=f"fedbranch data mnist --data-dir {tmp_path}"):
+        Experiment.parse(text, "").run(tmp_path / "run", data_dir=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(bool(sources.look("mnist").missing), reason="no MNIST")
+@pytest.mark.parametrize(
+    ("held_out", "num_train", "num_test"), [("shared", 300, 10_000), ("own", 240, 60)]
+)
+def test_mnist_is_tested_on_its_own_test_rows_or_on_the_clients(held_out, num_train, num_test):
+    text = SMALL.replace(
+        "num_clients = 4", f"num_clients = 200\nsource = 'mnist'\nheld_out = '{held_out}'"
+    )
+
+    clients = Experiment.parse(text, "").data.clients(0)
+
+    assert {len(client.train.y) for client in clients.values()} == {num_train}
+    assert {len(client.test.y) for client in clients.values()} == {num_test}
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def top(
 @app.command()
 def demo(out: Out = None, seed: Seed = None, as_json: AsJSON = False) -> None:
     """Watch 20 clients with four kinds of swapped labels branch into four clusters."""
-    _run_experiment(Experiment.preset("demo"), "demo", out, seed, as_json)
+    _run_experiment(Experiment.preset("demo"), "demo", out, seed, None, as_json)
 
 
 @app.command()
@@ -95,17 +95,18 @@ def run(
     ],
     out: Out = None,
     seed: Seed = None,
+    data_dir: DataDir = None,
     as_json: AsJSON = False,
 ) -> None:
     """Run an experiment."""
     path = Path(experiment)
     is_file = path.suffix == ".toml" or path.exists()
     loaded = Experiment.load(path) if is_file else Experiment.preset(experiment)
-    _run_experiment(loaded, path.stem, out, seed, as_json)
+    _run_experiment(loaded, path.stem, out, seed, data_dir, as_json)
 
 
 @app.command()
-def resume(run_path: RunPath, as_json: AsJSON = False) -> None:
+def resume(run_path: RunPath, data_dir: DataDir = None, as_json: AsJSON = False) -> None:
     """Go on with an interrupted run, to the same result to the bit."""
     folder = RunFolder(run_path)
     about = folder.about.get("about")
@@ -117,7 +118,7 @@ def resume(run_path: RunPath, as_json: AsJSON = False) -> None:
         )
         raise InvalidExperiment(f"{run_path} was not made by `fedbranch run`; {how}")
     experiment = Experiment.from_json(about["experiment"])
-    _finish(experiment, run_path, as_json, resume=True)
+    _finish(experiment, run_path, data_dir, as_json, resume=True)
 
 
 @app.command()
@@ -174,18 +175,25 @@ def data(
 
 
 def _run_experiment(
-    experiment: Experiment, name: str, out: Path | None, seed: int | None, as_json: bool
+    experiment: Experiment,
+    name: str,
+    out: Path | None,
+    seed: int | None,
+    data_dir: Path | None,
+    as_json: bool,
 ) -> None:
     if seed is not None:
         experiment = experiment.with_seed(seed)
     folder = out if out is not None else next_free_folder("runs", name)
-    _finish(experiment, folder, as_json, resume=False)
+    _finish(experiment, folder, data_dir, as_json, resume=False)
 
 
-def _finish(experiment: Experiment, folder: Path, as_json: bool, *, resume: bool) -> None:
+def _finish(
+    experiment: Experiment, folder: Path, data_dir: Path | None, as_json: bool, *, resume: bool
+) -> None:
     try:
         with _progress(experiment) as on_round:
-            run_folder = experiment.run(folder, resume=resume, on_round=on_round)
+            run_folder = experiment.run(folder, data_dir=data_dir, resume=resume, on_round=on_round)
         about = run_folder.about
         print(
             f"fedbranch: engine {about['engine']} ({about['engine_reason']}); {_peak_memory()}",
@@ -193,7 +201,9 @@ def _finish(experiment: Experiment, folder: Path, as_json: bool, *, resume: bool
         )
     except KeyboardInterrupt:
         has_begun = (folder / "run.json").exists()
-        hint = f"continue with: fedbranch resume {folder}" if has_begun else "nothing was run yet"
+        where = "" if data_dir is None else f" --data-dir {data_dir}"
+        again = f"continue with: fedbranch resume {folder}{where}"
+        hint = again if has_begun else "nothing was run yet"
         print(f"fedbranch: interrupted; {hint}", file=sys.stderr)
         raise typer.Exit(130) from None
     _print(run_folder, as_json)

@@ -30,6 +30,7 @@ from fedbranch.data import (
     shards,
 )
 from fedbranch.data.clients import Partition
+from fedbranch.data.sources.images import CIFAR10, FASHION_MNIST, MNIST
 from fedbranch.errors import InvalidExperiment
 from fedbranch.rules import AutoRule, Thresholds
 from fedbranch.runs import Round, RunFolder
@@ -43,8 +44,10 @@ if TYPE_CHECKING:  # both load PyTorch
 __all__ = ["Data", "Experiment", "Model", "Training", "preset_names"]
 
 # Known without loading the data, so that a mistake is found at once.
-DIGITS_ROWS, DIGITS_CLASSES = 1797, 10
-LABEL_PAIRS = DIGITS_CLASSES * (DIGITS_CLASSES - 1) // 2
+DIGITS_ROWS, DIGITS_WIDTH = 1797, 8
+PUBLISHED = {images.name: images for images in (MNIST, FASHION_MNIST, CIFAR10)}
+NUM_CLASSES = 10  # of each of them
+LABEL_PAIRS = NUM_CLASSES * (NUM_CLASSES - 1) // 2
 
 BaselineName = Literal["fedavg", "local", "oracle", "ifca"]
 
@@ -54,7 +57,7 @@ class Data:
     """``[data]``: whose data, dealt out how, and what differs between the groups."""
 
     num_clients: int
-    source: Literal["digits"] = "digits"
+    source: Literal["digits", "mnist", "fashion_mnist", "cifar10"] = "digits"
     num_groups: int = 1
     structure: Literal["none", "label-swap", "label-permutation", "rotation", "feature-noise"] = (
         "none"
@@ -78,7 +81,9 @@ class Data:
         )
         # Every client needs at least two rows, to train on or to split into two parts.
         num_rows = DIGITS_ROWS
-        if self.held_out == "shared":
+        if self.source in PUBLISHED:
+            num_rows = PUBLISHED[self.source].published_rows["train"]
+        elif self.held_out == "shared":
             num_rows -= round(num_rows * self.test_fraction)
         most = num_rows // 2
         require(
@@ -108,8 +113,13 @@ class Data:
                 "between the groups, such as 'label-swap'"
             )
 
-    def clients(self, seed: int) -> dict[str, ClientData]:
-        """Make the clients."""
+    @property
+    def image_width(self) -> int:
+        """Width and height of an image."""
+        return PUBLISHED[self.source].shape[-1] if self.source in PUBLISHED else DIGITS_WIDTH
+
+    def clients(self, seed: int, data_dir: Path | None = None) -> dict[str, ClientData]:
+        """Make the clients; the data folder is as for :func:`fedbranch.data.mnist`."""
         structures: dict[str, Callable[[], list[Transform]]] = {
             "none": list,
             "label-swap": lambda: label_swaps(self.num_groups, seed=seed),
@@ -123,8 +133,17 @@ class Data:
             "shards": partial(shards, shards_per_client=self.shards_per_client),
             "quantity-skew": partial(quantity_skew, ratio=self.ratio),
         }
+        test = None
+        if self.source in PUBLISHED:
+            x, y = PUBLISHED[self.source].load("train", data_dir)
+            if self.held_out == "shared":
+                test = PUBLISHED[self.source].load("test", data_dir)
+        else:
+            x, y = digits()
         return federate(
-            *digits(),
+            x,
+            y,
+            test=test,
             num_clients=self.num_clients,
             groups=structures[self.structure](),
             partition=partitions[self.partition],
@@ -154,12 +173,6 @@ class Model:
             )
         if self.name == "cnn":
             require("hidden", list(self.hidden), len(self.hidden) == 1, "one width for a cnn")
-            require(
-                "channels",
-                list(self.channels),
-                len(self.channels) <= 3,
-                "at most 3 numbers: an image of 8 x 8 can be halved that often",
-            )
 
     def build(self, input_shape: Sequence[int], *, seed: int) -> nn.Module:
         """Make the model."""
@@ -168,11 +181,11 @@ class Model:
         if self.name == "cnn":
             (hidden,) = self.hidden
             return sim.cnn(
-                input_shape, DIGITS_CLASSES, channels=self.channels, hidden=hidden, seed=seed
+                input_shape, NUM_CLASSES, channels=self.channels, hidden=hidden, seed=seed
             )
         if self.name == "mlp":
-            return sim.mlp(input_shape, DIGITS_CLASSES, hidden=self.hidden, seed=seed)
-        return sim.logistic_regression(input_shape, DIGITS_CLASSES, seed=seed)
+            return sim.mlp(input_shape, NUM_CLASSES, hidden=self.hidden, seed=seed)
+        return sim.logistic_regression(input_shape, NUM_CLASSES, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +269,14 @@ class Experiment:
             len(set(self.baselines)) == len(self.baselines),
             "without repetitions",
         )
+        width = self.data.image_width
+        most = width.bit_length() - 1
+        require(
+            "model.channels",
+            list(self.model.channels),
+            len(self.model.channels) <= most or self.model.name != "cnn",
+            f"at most {most} numbers: an image of {width} x {width} can be halved that often",
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Experiment:
@@ -319,6 +340,7 @@ class Experiment:
         self,
         folder: Path,
         *,
+        data_dir: Path | None = None,
         resume: bool = False,
         on_round: Callable[[str, Round], None] = lambda _method, _round: None,
     ) -> RunFolder:
@@ -328,6 +350,9 @@ class Experiment:
         ----------
         folder
             Becomes the run folder, with the baselines' run folders inside.
+        data_dir
+            Where data sets are; by default :func:`fedbranch.data.sources.default_data_dir`. It
+            is a matter of the machine, so it is no part of the experiment.
         resume
             Go on where the run in that folder was interrupted.
         on_round
@@ -336,7 +361,7 @@ class Experiment:
         from fedbranch import sim
 
         try:
-            clients = self.data.clients(self.seed)
+            clients = self.data.clients(self.seed, data_dir)
         except ValueError as error:  # a draw that did not work out, such as a Dirichlet one
             raise InvalidExperiment(f"data: {error}") from error
         input_shape = next(iter(clients.values())).train.x.shape[1:]

@@ -101,6 +101,18 @@ def test_a_data_sets_own_test_rows_are_everybodys():
         assert (client.test.y == new_labels[Y[:7]]).all()
 
 
+@pytest.mark.parametrize("test", [None, (X[:7], Y[:7])])
+def test_what_a_group_sees_alike_is_kept_once(test):
+    groups = {True: label_swaps(2, seed=0), False: feature_noise(2, standard_deviation=0.1)}
+
+    for is_alike, transforms in groups.items():
+        clients = federate(X, Y, test=test, num_clients=4, groups=transforms, seed=0)
+
+        first, _, third, _ = (client.test.x for client in clients.values())
+        assert np.shares_memory(first, third) is is_alike
+        assert not np.shares_memory(first, X)
+
+
 def test_own_test_rows_are_held_out_of_the_clients_own():
     clients = federate(X, Y, num_clients=4, held_out="own", test_fraction=0.4, seed=0)
 

@@ -183,6 +183,7 @@ def federate(
         seed, 3 + 2 * num_clients
     )
     all_rows = np.arange(len(rows.y))
+    is_shared = test is not None or held_out == "shared"
     tested = rows
     if test is not None:
         tested = _as_examples(test, "test")
@@ -201,9 +202,16 @@ def federate(
 
     digits = len(str(num_clients - 1))
     clients = {}
+    # What a whole group sees alike is kept once: with many clients, or large images, that is
+    # the difference between megabytes and gigabytes.
+    seen_alike: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
     for i, group in enumerate(chosen):
-        train = _see(rows, parts[i], groups, group, noise_seeds[2 * i])
-        own_test = _see(tested, tests[i], groups, group, noise_seeds[2 * i + 1])
+        train, _ = _see(rows, parts[i], groups, group, noise_seeds[2 * i])
+        own_test = seen_alike.get(group)
+        if own_test is None:
+            own_test, was_random = _see(tested, tests[i], groups, group, noise_seeds[2 * i + 1])
+            if not was_random and is_shared:
+                seen_alike[group] = own_test
         validation = None
         if validation_fraction > 0:
             # After the transform, so that a row is the same whichever side it comes to.
@@ -220,9 +228,15 @@ def federate(
 
 def _see(
     rows: Examples, part: Rows, groups: Sequence[Transform], group: int, seed: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[tuple[NDArray[Any], NDArray[Any]], bool]:
+    """Give rows as a group sees them, and whether that was drawn at random."""
     x, y = rows.x[part], rows.y[part]
-    return groups[group](x, y, np.random.default_rng(seed)) if groups else (x, y)
+    if not groups:
+        return (x, y), False
+    rng = np.random.default_rng(seed)
+    before = rng.bit_generator.state
+    seen = groups[group](x, y, rng)
+    return seen, rng.bit_generator.state != before
 
 
 def _split_off(rows: Rows, fraction: float, seed: int, name: str) -> tuple[Rows, Rows]:
