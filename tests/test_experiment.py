@@ -171,7 +171,7 @@ def test_a_set_that_is_not_there_is_named_before_anything_is_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(bool(sources.look("mnist").missing), reason="no MNIST")
+@pytest.mark.skipif(not sources.is_present("mnist"), reason="no MNIST")
 @pytest.mark.parametrize(
     ("held_out", "num_train", "num_test"), [("shared", 300, 10_000), ("own", 240, 60)]
 )

@@ -185,13 +185,13 @@ def test_a_disk_that_fails_leaves_nothing_half_written(tmp_path, hub, monkeypatc
 
 def test_without_a_network_the_error_says_which_files_go_where(tmp_path):
     def unreachable(hub_id, *, split):
-        raise ConnectionError(f"Couldn't reach '{hub_id}' on the Hub (LocalEntryNotFoundError)")
+        raise ConnectionError(f"Couldn't reach '{hub_id}'\non the Hub (LocalEntryNotFoundError)")
 
     with pytest.raises(MissingData) as caught:
         fetch_missing(small_mnist(), tmp_path, load_dataset=unreachable)
 
     message = str(caught.value)
-    assert "the hub did not give ylecun/mnist (ConnectionError: Couldn't reach" in message
+    assert "did not give ylecun/mnist (ConnectionError: Couldn't reach 'ylecun/mnist' on" in message
     assert "put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images" in message
     assert f"into {tmp_path / 'mnist'}, plain or .gz" in message
 

@@ -8,7 +8,7 @@ from fedbranch.data import ag_news, cifar10, fashion_mnist, mnist, shakespeare, 
 
 def needs(name):
     where = sources.default_data_dir()
-    return pytest.mark.skipif(bool(sources.look(name).missing), reason=f"no {name} in {where}")
+    return pytest.mark.skipif(not sources.is_present(name), reason=f"no {name} in {where}")
 
 
 LOADERS = {"mnist": mnist, "fashion_mnist": fashion_mnist}

@@ -385,6 +385,8 @@ def test_look_says_what_is_there_without_reading_it(tmp_path):
 
     assert (news.missing, news.num_bytes, news.checked) == (["test.csv"], 8, None)
     assert (plays.missing, plays.num_bytes) == (["roles.jsonl"], 0)
+    assert not sources.is_present("ag_news", tmp_path)
+    assert sources.is_present("digits", tmp_path)
     assert json.loads(json.dumps(news.to_json()))["is_complete"] is False
 
 

@@ -5,7 +5,15 @@ whenever they are read: what is cut, damaged or not the published data is an err
 used. Nothing is unpickled.
 """
 
-from fedbranch.data.sources.catalogue import NAMES, Holding, PartHolding, check, fetch, look
+from fedbranch.data.sources.catalogue import (
+    NAMES,
+    Holding,
+    PartHolding,
+    check,
+    fetch,
+    is_present,
+    look,
+)
 from fedbranch.data.sources.files import PartOfSet, default_data_dir
 from fedbranch.data.sources.images import cifar10, digits, fashion_mnist, mnist
 from fedbranch.data.sources.texts import AG_NEWS_TOPICS, Articles, Role, ag_news, shakespeare
@@ -25,6 +33,7 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "fetch",
+    "is_present",
     "look",
     "mnist",
     "shakespeare",

@@ -15,7 +15,7 @@ from fedbranch.data.sources.hub import LoadDataset, fetch_missing
 from fedbranch.data.sources.images import CIFAR10, FASHION_MNIST, MNIST, digits
 from fedbranch.data.sources.texts import AG_NEWS, SHAKESPEARE
 
-__all__ = ["NAMES", "SOURCES", "Holding", "PartHolding", "check", "fetch", "look"]
+__all__ = ["NAMES", "SOURCES", "Holding", "PartHolding", "check", "fetch", "is_present", "look"]
 
 SOURCES: Mapping[str, Source] = {
     source.name: source for source in (MNIST, FASHION_MNIST, CIFAR10, AG_NEWS, SHAKESPEARE)
@@ -133,6 +133,14 @@ def look(name: str, data_dir: str | Path | None = None) -> Holding:
         words=source.words,
         parts={part: _part(source, part, folder) for part in source.parts},
     )
+
+
+def is_present(name: str, data_dir: str | Path | None = None) -> bool:
+    """Say whether all files of a data set are there, without reading them.
+
+    Parameters and the ``ValueError`` are those of :func:`look`.
+    """
+    return not look(name, data_dir).missing
 
 
 def check(name: str, data_dir: str | Path | None = None) -> Holding:

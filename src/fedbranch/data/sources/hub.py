@@ -88,9 +88,10 @@ def _rows(
     try:
         return load_dataset(source.hub_id, split=part)
     except Exception as error:  # without a network these come from several libraries
+        said = " ".join(f"{type(error).__name__}: {error}".split())
         raise MissingData(
             f"{source.title} cannot be fetched: the hub did not give {source.hub_id} "
-            f"({type(error).__name__}: {error}); try again with a network, or {put}"
+            f"({said}); try again with a network, or {put}"
         ) from error
 
 
