@@ -2,7 +2,8 @@
 
     python -m experiments.all --quick --data-dir DEST
 
-Exit code 0: every claim of every figure holds.
+Exit code 0: every claim of every figure holds. ``--table`` prints what the committed results
+say instead: the table of the README.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from importlib import import_module
 
 from experiments.figure import (
+    RESULTS,
     Experiment,
     How,
     Outcomes,
@@ -19,11 +21,12 @@ from experiments.figure import (
     default_folder,
     judged,
     measured,
+    read,
     save,
     write,
 )
 
-__all__ = ["EXPERIMENTS", "experiments"]
+__all__ = ["EXPERIMENTS", "experiments", "table"]
 
 EXPERIMENTS = (
     "fig1_toys",
@@ -47,11 +50,40 @@ def experiments() -> dict[str, Experiment]:
     return {name: import_module(f"experiments.{name}").EXPERIMENT for name in EXPERIMENTS}
 
 
+def table() -> str:
+    """Say in a table what the paper reports and what the committed results say."""
+    lines = [
+        "| figure | command | the paper | ours, mean ± spread over seeds | minutes | differences |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, experiment in experiments().items():
+        outcomes = read(RESULTS / f"{name}.json")
+        number = name.split("_")[0].removeprefix("fig")
+        ours, minutes = "not measured in full yet", ""
+        if outcomes:
+            ours = f"[{experiment.summary(outcomes)}](results/{name}.png)"
+            minutes = ", ".join(f"{spent:.1f} ({on})" for on, spent in outcomes.minutes.items())
+        cells = [
+            f"{number}: {experiment.title}",
+            f"`{experiment.command()}`",
+            experiment.paper,
+            ours,
+            minutes,
+            experiment.differs,
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_options(parser)
+    parser.add_argument("--table", action="store_true", help="print the README's table, and stop")
     options = parser.parse_args()
+    if options.table:
+        print(table())
+        return
     how = How(quick=options.quick, data_dir=options.data_dir, device=options.device)
     folder = options.out or default_folder(how)
     of = experiments()
@@ -66,8 +98,7 @@ def main() -> None:
         waiting[name] -= 1
         if waiting[name]:
             continue
-        flags = " --quick" if how.quick else ""
-        command = f"python -m experiments.all{flags} --data-dir DEST"
+        command = of[name].command(quick=how.quick)
         write(folder / f"{name}.json", of[name], outcomes[name], command)
         print(f"{of[name].title}: {of[name].summary(outcomes[name])}")
         claims = judged(of[name], outcomes[name], how.quick)

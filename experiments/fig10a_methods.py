@@ -564,7 +564,7 @@ def _parts(names: Sequence[str], structures: Sequence[str]) -> list[str]:
 
 EXPERIMENT = Experiment(
     name="fig10a_methods",
-    title="Figure 10a: two rules, the published code, IFCA, FL, local and the oracle",
+    title="Methods: two rules, the published code, IFCA, FL, local and the oracle",
     paper="no such comparison",
     measure=measure,
     draw=draw,

@@ -478,7 +478,7 @@ def _parts(problems: dict[str, Problem]) -> list[str]:
 
 EXPERIMENT = Experiment(
     name="fig10b_ifca",
-    title="Figure 10b: IFCA's own benchmark, without being told k",
+    title="IFCA's own benchmark, without being told k",
     paper="IFCA's paper, told k: rotated MNIST 95.25, 95.05 and 94.20 %, rotated CIFAR-10 81.5 %",
     measure=measure,
     draw=draw,

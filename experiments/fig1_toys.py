@@ -225,7 +225,7 @@ def summary(outcomes: Outcomes) -> str:
 
 EXPERIMENT = Experiment(
     name="fig1_toys",
-    title="1. Toys: XOR with a linear model, and conflicting labels",
+    title="Toys: XOR with a linear model, and conflicting labels",
     paper="no single model fits all clients; each cluster's data are easy to separate",
     measure=measure,
     draw=draw,

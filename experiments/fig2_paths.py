@@ -308,7 +308,7 @@ def summary(outcomes: Outcomes) -> str:
 
 EXPERIMENT = Experiment(
     name="fig2_paths",
-    title="2. Optimisation paths of two clients, incongruent and congruent",
+    title="Optimisation paths of two clients, incongruent and congruent",
     paper="incongruent: positive norms, opposite directions; congruent: both norms go to zero",
     measure=measure,
     draw=draw,

@@ -380,7 +380,7 @@ def summary(outcomes: Outcomes) -> str:
 
 EXPERIMENT = Experiment(
     name="fig3_region",
-    title="3. Which noise k groups tolerate",
+    title="Which noise k groups tolerate",
     paper="guaranteed for γ < γ*(k); P[g > 0] ≈ 1 even for k > 10 and γ > 1",
     measure=measure,
     draw=draw,

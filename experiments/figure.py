@@ -97,6 +97,15 @@ class Outcomes(list[Outcome]):
         """The seeds of any part."""
         return sorted({outcome.seed for outcome in self})
 
+    @property
+    def minutes(self) -> dict[str, float]:
+        """Machine -> for how long it computed."""
+        minutes: dict[str, float] = {}
+        for outcome in self:
+            machine = outcome.machine.split(",")[0]
+            minutes[machine] = minutes.get(machine, 0.0) + outcome.minutes
+        return minutes
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -127,6 +136,8 @@ class Experiment:
         What was measured -> what must hold; the second argument says whether it was quick.
     summary
         What was measured -> what we get, in a line.
+    differs
+        Where and why that differs from the paper.
     parts, quick_parts
         What is measured independently.
     data
@@ -140,12 +151,18 @@ class Experiment:
     draw: Callable[[Outcomes], Drawing]
     claims: Callable[[Outcomes, bool], list[Claim]]
     summary: Callable[[Outcomes], str]
+    differs: str = ""
     parts: Sequence[str] = ("all",)
     quick_parts: Sequence[str] | None = None
     seeds: Sequence[int] = (0, 1, 2)
     quick_seeds: Sequence[int] = (0,)
     data: Sequence[str] = ()
     quick_data: Sequence[str] | None = None
+
+    def command(self, *, quick: bool = False) -> str:
+        """Say how to run it."""
+        flags = (" --quick" if quick else "") + (" --data-dir DEST" if self.data else "")
+        return f"python -m experiments.{self.name}{flags}"
 
     def jobs(self, how: How) -> list[Job]:
         """List what there is to measure."""
@@ -311,8 +328,7 @@ def main(experiment: Experiment) -> None:
         jobs = list(
             dict.fromkeys(Job(j.experiment, j.part, s, how) for s in options.seeds for j in jobs)
         )
-    command = f"python -m experiments.{experiment.name}{' --quick' if how.quick else ''}"
-    command += " --data-dir DEST" if experiment.data else ""
+    command = experiment.command(quick=how.quick)
     for number, (job, outcome) in enumerate(
         () if options.only_draw else measured(jobs, options.jobs), start=1
     ):
