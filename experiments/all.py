@@ -93,6 +93,9 @@ def main() -> None:
     failed = []
     for job, outcome in measured(jobs, options.jobs):
         name = job.experiment
+        if outcome is None:
+            failed.append(f"{name}: {job.part}, seed {job.seed} could not be measured")
+            continue
         print(f"{name}: {job.part}, seed {job.seed}: {outcome.minutes:.1f} min", file=sys.stderr)
         outcomes[name].append(outcome)
         waiting[name] -= 1

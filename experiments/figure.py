@@ -16,6 +16,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -201,11 +202,13 @@ def machine(device: str) -> str:
     return f"{processor}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
-def measured(jobs: Sequence[Job], num_processes: int = 1) -> Iterator[tuple[Job, Outcome]]:
-    """Do all jobs, several at a time, and give the outcomes as they come."""
+def measured(jobs: Sequence[Job], num_processes: int = 1) -> Iterator[tuple[Job, Outcome | None]]:
+    """Do all jobs, several at a time, and give the outcomes as they come.
+
+    Of a job that fails it prints why, and gives None; the others go on.
+    """
     if num_processes == 1:
-        for job in jobs:
-            yield job, job.measure()
+        yield from map(_measured, jobs)
         return
     cores = os.cpu_count() or 1
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // num_processes)))
@@ -216,8 +219,12 @@ def measured(jobs: Sequence[Job], num_processes: int = 1) -> Iterator[tuple[Job,
         yield from pool.imap_unordered(_measured, jobs)
 
 
-def _measured(job: Job) -> tuple[Job, Outcome]:
-    return job, job.measure()
+def _measured(job: Job) -> tuple[Job, Outcome | None]:
+    try:
+        return job, job.measure()
+    except Exception:
+        traceback.print_exc()
+        return job, None
 
 
 def judged(experiment: Experiment, outcomes: Outcomes, quick: bool) -> list[Claim]:
@@ -329,19 +336,22 @@ def main(experiment: Experiment) -> None:
             dict.fromkeys(Job(j.experiment, j.part, s, how) for s in options.seeds for j in jobs)
         )
     command = experiment.command(quick=how.quick)
+    failed = []
     for number, (job, outcome) in enumerate(
         () if options.only_draw else measured(jobs, options.jobs), start=1
     ):
+        place = f"{number}/{len(jobs)} {experiment.name}: {job.part}, seed {job.seed}"
+        if outcome is None:
+            failed.append(place)
+            continue
         # What was measured before, for this part and seed, is replaced.
         outcomes = Outcomes(
             [o for o in outcomes if (o.part, o.seed) != (job.part, job.seed)] + [outcome]
         )
         write(path, experiment, outcomes, command)
-        print(
-            f"{number}/{len(jobs)} {experiment.name}: {job.part}, seed {job.seed}, "
-            f"{outcome.minutes:.1f} minutes",
-            file=sys.stderr,
-        )
+        print(f"{place}, {outcome.minutes:.1f} minutes", file=sys.stderr)
+    if failed:
+        sys.exit("These failed:\n  " + "\n  ".join(failed))
     if options.only_measure:
         return
     print(experiment.title)
