@@ -25,8 +25,8 @@ Clients compress what they send, and the server knows nothing of it:
 
 In a round with half updates a client sends two updates and compresses each of them.
 
-The gap is the paper's g of the updates as the server gets them, in the mean over the last ten
-rounds of plain federated learning.
+The gap is the paper's g of the updates as the server gets them, in the second round, in which
+the rule first looks at them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ Compress = Callable[[Vector, np.random.Generator], Vector]
 
 TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "digits": "digits"}
 NUM_CLIENTS, NUM_GROUPS = 20, 4
-LATE_ROUNDS = 10
+FIRST_LOOK = 2  # round
+LATE_ROUNDS = 10  # over which the gap under FL is averaged
+LEAST_ARI = 0.9  # less: two groups share a cluster, or a client is in the wrong one
 
 
 def num_kept(num_params: int, share: float) -> int:
@@ -275,8 +277,9 @@ def measure(part: str, seed: int, how: How) -> JSON:
     dim = clustered.tree.num_params
     return {
         "times_fewer_bits": 32 * dim / COMPRESSORS[name].num_bits(dim),
-        "gap": fmean(gaps[-LATE_ROUNDS:]),
+        "gap": gaps_until_split[FIRST_LOOK - 1],
         "gap_at_first_split": gaps_until_split[-1] if splits else None,
+        "gap_of_FL_at_the_end": fmean(gaps[-LATE_ROUNDS:]),
         "split_in_rounds": splits,
         "num_clusters": len(clustered.clusters),
         "ari": adjusted_rand_score(truth, [clustered.tree.position(i) for i in clients]),
@@ -287,7 +290,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
     }
 
 
-# What must survive: named by what is sent, the least first to fail last.
+# With which of them the groups must be found.
 SURVIVES = ("8 bits", "4 bits", "sign", "sign + feedback", "top 10 %", "sketch 10 % + feedback")
 
 
@@ -299,8 +302,8 @@ def _accuracy(outcomes: Outcomes, part: str, method: str) -> float:
     return 100 * fmean(measured["accuracy"][method] for measured in outcomes.of(part))
 
 
-def _is_exact(outcomes: Outcomes, part: str) -> bool:
-    return all(measured["ari"] == 1 for measured in outcomes.of(part))
+def _survives(outcomes: Outcomes, part: str) -> bool:
+    return all(measured["ari"] >= LEAST_ARI for measured in outcomes.of(part))
 
 
 def draw(outcomes: Outcomes) -> Figure:
@@ -330,7 +333,15 @@ def draw(outcomes: Outcomes) -> Figure:
         fontsize=8,
     )
     gap_axes.invert_yaxis()
-    gap_axes.set_title("compressor, times fewer bits", fontsize=9, loc="right", x=-0.03)
+    gap_axes.annotate(
+        "compressor,\ntimes fewer bits",
+        (0, 1),
+        (-6, 4),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+    )
     handles, labels = gap_axes.get_legend_handles_labels()
     more_handles, more_labels = accuracy_axes[0].get_legend_handles_labels()
     figure.legend(
@@ -364,7 +375,7 @@ def _draw_gaps(axes: Axes, outcomes: Outcomes, problems: list[str], names: list[
             markerfacecolor="none",
             label=f"gap, {TITLES[problem]}",
         )
-    axes.set_xlabel("gap g under FL")
+    axes.set_xlabel(f"gap g in round {FIRST_LOOK}")
 
 
 def _draw_accuracies(axes: Axes, outcomes: Outcomes, problem: str, names: list[str]) -> None:
@@ -376,14 +387,14 @@ def _draw_accuracies(axes: Axes, outcomes: Outcomes, problem: str, names: list[s
         if part not in outcomes.parts:
             continue
         fl, cfl = (_accuracy(outcomes, part, method) for method in ("FL", "CFL"))
-        is_exact = _is_exact(outcomes, part)
+        survives = _survives(outcomes, part)
         axes.plot([fl, cfl], [row, row], color="0.8", linewidth=2, zorder=1)
         axes.plot(fl, row, color=COLOURS[1], marker="o", markerfacecolor="none", markersize=5)
-        axes.plot(cfl, row, color=COLOURS[0], marker="o" if is_exact else "x", markersize=5)
+        axes.plot(cfl, row, color=COLOURS[0], marker="o" if survives else "x", markersize=5)
     for label, style in [
         ("FL", {"marker": "o", "color": COLOURS[1], "markerfacecolor": "none"}),
-        ("CFL, groups found exactly", {"marker": "o", "color": COLOURS[0]}),
-        ("CFL, not in every run", {"marker": "x", "color": COLOURS[0]}),
+        ("CFL, groups found", {"marker": "o", "color": COLOURS[0]}),
+        ("CFL, groups not found in every run", {"marker": "x", "color": COLOURS[0]}),
     ]:
         axes.plot([], [], linestyle="none", markersize=5, label=label, **style)
     axes.plot([], [], color="0.3", linestyle=":", linewidth=1, label="without compression")
@@ -398,9 +409,10 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
     def parts(*names: str) -> list[str]:
         return [f"{problem}: {name}" for problem in problems for name in names]
 
-    def exact(*names: str) -> tuple[int, int]:
-        found = [m["ari"] == 1 for part in parts(*names) for m in outcomes.of(part)]
-        return sum(found), len(found)
+    def found(*names: str) -> tuple[int, int, int]:
+        """Count the runs that found the groups, those that found them exactly, and all."""
+        ari = [measured["ari"] for part in parts(*names) for measured in outcomes.of(part)]
+        return sum(a >= LEAST_ARI for a in ari), sum(a == 1 for a in ari), len(ari)
 
     def lost(name: str) -> float:
         """How many points of CFL's accuracy compression costs, where it costs most."""
@@ -409,20 +421,19 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
             for p in problems
         )
 
-    survived, of = exact("none", *SURVIVES)
+    survived, exactly, of_all = found("none", *SURVIVES)
+    own, _, of_own = found("own sketch 1 %")
+    disturbed, _, of_disturbed = found(f"sign{IN_HALVES}")
     cost = {name: lost(name) for name in ("8 bits", "4 bits", "sign + feedback")}
-    most = 2.0
-    own, of_own = exact("own sketch 1 %")
-    disturbed, of_disturbed = exact(f"sign{IN_HALVES}")
     gains = [
         _accuracy(outcomes, part, "CFL") - _accuracy(outcomes, part, "FL")
         for part in parts(*SURVIVES)
     ]
     return [
         Claim(
-            f"with {', '.join(SURVIVES)} CFL finds the exact groups",
-            survived == of,
-            f"in {survived} of {of} runs",
+            f"with {', '.join(SURVIVES)} CFL finds the groups",
+            survived == of_all,
+            f"in {survived} of {of_all} runs, exactly in {exactly}",
         ),
         Claim(
             "and is then more accurate than FL with the same compressor, by 5 points or more",
@@ -430,8 +441,8 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
             f"by {min(gains):.1f} points or more",
         ),
         Claim(
-            f"{', '.join(cost)} cost CFL less than {most:g} points",
-            max(cost.values()) < most,
+            f"{', '.join(cost)} cost CFL less than 2 points",
+            max(cost.values()) < 2,
             ", ".join(f"{name} {points:.1f}" for name, points in cost.items()),
         ),
         Claim(
@@ -452,7 +463,7 @@ def summary(outcomes: Outcomes) -> str:
     told = []
     for problem in dict.fromkeys(part.split(": ")[0] for part in outcomes.parts):
         names = [n for n in COMPRESSORS if f"{problem}: {n}" in outcomes.parts]
-        lost = [name for name in names if not _is_exact(outcomes, f"{problem}: {name}")]
+        lost = [name for name in names if not _survives(outcomes, f"{problem}: {name}")]
         of = {
             name: mean_and_spread(
                 (m["accuracy"]["CFL"] for m in outcomes.of(f"{problem}: {name}")), scale=100
@@ -460,8 +471,8 @@ def summary(outcomes: Outcomes) -> str:
             for name in ("none", "sign + feedback")
         }
         told.append(
-            f"{TITLES[problem]}: groups found exactly in every run with {len(names) - len(lost)} of "
-            f"{len(names)} compressors (not with {', '.join(lost) or 'none'}); CFL {of['none']} % "
+            f"{TITLES[problem]}: groups found in every run with {len(names) - len(lost)} of "
+            f"{len(names)} ways to send (not with {', '.join(lost) or 'none'}); CFL {of['none']} % "
             f"without compression, {of['sign + feedback']} % with signs and feedback"
         )
     return "; ".join(told)
