@@ -120,7 +120,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
     run = fb.simulate(
         model,
         clients,
-        rule=RULES[part](setting),
+        rule=rule(part, setting),
         rounds=setting.rounds,
         training=fb.LocalTraining(
             optimizer=fb.sgd(setting.learning_rate, momentum=0.9),
@@ -135,17 +135,19 @@ def measure(part: str, seed: int, how: How) -> JSON:
     return outcome(run, clients)
 
 
-RULES = {
-    "FL": lambda _: fb.NeverSplit(),
-    "thresholds": lambda setting: fb.Thresholds(
+def rule(part: str, setting: Setting) -> fb.Rule:
+    """Give what decides about splits."""
+    if part == "FL":
+        return fb.NeverSplit()
+    if part == "AutoRule":
+        return fb.AutoRule()
+    return fb.Thresholds(
         eps_mean=1e3,
         eps_max=1.0,
         gamma_max=0.4,
         min_cluster_size=2,
         min_rounds=setting.rounds_before_a_split,
-    ),
-    "AutoRule": lambda _: fb.AutoRule(),
-}
+    )
 
 
 def federation(setting: Setting, seed: int, how: How) -> tuple[dict[str, fb.ClientData], int]:
