@@ -576,6 +576,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
+    differs="Not in the paper.",
     parts=_parts(("MNIST", "Fashion-MNIST", "CIFAR-10"), list(STRUCTURES)),
     quick_parts=_parts(("digits",), ("label permutation", "label swap")),
     data=("mnist", "fashion_mnist", "cifar10"),

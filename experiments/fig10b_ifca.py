@@ -501,6 +501,9 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
+    differs=(
+        "IFCA is told k, we are not. He's initial weights; a constant learning rate on CIFAR-10."
+    ),
     parts=_parts(PROBLEMS),
     quick_parts=_parts(QUICK_PROBLEMS),
     data=("mnist", "cifar10"),

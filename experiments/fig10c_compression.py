@@ -486,6 +486,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
+    differs="Not in the paper.",
     parts=tuple(f"{problem}: {name}" for problem in ("mnist", "fashion") for name in COMPRESSORS),
     quick_parts=tuple(
         f"digits: {name}" for name in ("none", *SURVIVES, f"sign{IN_HALVES}", "own sketch 1 %")

@@ -314,6 +314,8 @@ def draw(outcomes: Outcomes) -> Figure:
         lower.set(xticks=[0, *SHARES], ylim=(-7, 107), xlabel="clients that attack (%)")
     panels[0, 0].set_ylabel("accuracy of\nhonest clients (%)")
     panels[1, 0].set_ylabel("attackers\nisolated (%)")
+    if any(part.startswith("two groups") for part in outcomes.parts):
+        panels[0, 0].plot([], [], linestyle="none", label="(hollow: two honest groups)")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False)
     return figure
@@ -461,6 +463,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
+    differs="Not in the paper.",
     parts=(
         "none 0",
         *(f"{attack} {share}" for attack in ATTACKS for share in SHARES),

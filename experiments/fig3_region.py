@@ -386,6 +386,11 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
+    differs=(
+        "Two panels: the paper does not say whether the true gradients sum to zero, as they "
+        "do at a stationary point; and the bipartition is correct in a larger region than g "
+        "> 0 is."
+    ),
     parts=PARTS,
 )
 
