@@ -14,10 +14,6 @@ convolutions (16 and 32 channels) and two linear layers, SGD with learning rate 
 of 10; on CIFAR-10 three convolutions (32, 64, 64) and two linear layers, learning rate 0.02,
 batches of 100. CIFAR-10 is for a GPU: ``--parts 'cifar10*' --device cuda``.
 
-Of 20 random digits one client in four lacks one of the two that its group has exchanged, of 50
-hardly any. Longer steps, which memorise the data within the 50 rounds, leave less to see in
-weight-updates, but more in gradients: what is not in conflict no longer has any.
-
 The quick version has MNIST only, smaller convolutions and 15 rounds.
 """
 
@@ -52,7 +48,7 @@ if TYPE_CHECKING:
 
 NUM_CLIENTS, NUM_GROUPS = 20, 4
 SIZES = {"mnist": (10, 20, 50, 100, 150, 200), "cifar10": (100, 300, 500, 1000, 1500, 2400)}
-QUICK_SIZES = (10, 50, 150)
+QUICK_SIZES = (10, 50, 100)
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 SIGNALS = ("weight-update", "gradient")
 PAPER_ENOUGH = {"mnist": 20, "cifar10": 500}  # data points, with weight-updates
@@ -193,6 +189,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
         update, gradient = (mean_gaps(outcomes, data_set, signal) for signal in SIGNALS)
         name = NAMES[data_set]
         growth = float(spearmanr(sizes, update).statistic)
+        num_few = sum(size <= OUR_ENOUGH[data_set] for size in sizes)
         first = {signal: enough(outcomes, data_set, signal) for signal in SIGNALS}
         needed = first["weight-update"]
         found += [
@@ -219,9 +216,11 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
                 f"weight-updates {needed}, gradients {first['gradient']}",
             ),
             Claim(
-                f"{name}: weight-updates separate more widely than gradients",
-                fmean(update) > fmean(gradient),
-                f"{fmean(update):+.2f} against {fmean(gradient):+.2f} in the mean over all sizes",
+                f"{name}: with few data points, up to {OUR_ENOUGH[data_set]}, weight-updates "
+                "separate better than gradients",
+                fmean(update[:num_few]) > fmean(gradient[:num_few]),
+                f"{fmean(update[:num_few]):+.2f} against {fmean(gradient[:num_few]):+.2f} in the "
+                f"mean; with {sizes[-1]} {update[-1]:+.2f} against {gradient[-1]:+.2f}",
             ),
         ]
     return found
@@ -261,6 +260,10 @@ def draw(outcomes: Outcomes) -> Figure:
     for axes, data_set in zip(panels[0], data_sets, strict=True):
         _draw_panel(axes, outcomes, data_set)
     panels[0, 0].set_ylabel("separation gap g")
+    for filled, text in (("grey", "no group divided"), ("white", "a group divided")):
+        panels[0, 0].plot(
+            [], [], "o", markersize=5, markeredgecolor="grey", markerfacecolor=filled, label=text
+        )
     panels[0, 0].legend(loc="lower right", frameon=False, fontsize=9)
     return figure
 
@@ -295,7 +298,7 @@ def _draw_panel(axes: Axes, outcomes: Outcomes, data_set: str) -> None:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlabel("data points per client")
-    axes.set_title(f"{NAMES[data_set]}; filled: the bipartition divides no group", fontsize=10)
+    axes.set_title(NAMES[data_set], fontsize=10)
 
 
 EXPERIMENT = Experiment(
@@ -309,11 +312,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
-    differs=(
-        "Network, learning rate and batch size are ours; the paper gives none. On MNIST more "
-        "data are needed: of 20 random digits one client in four lacks one of the two that its "
-        "group has exchanged."
-    ),
+    differs="Network, learning rate and batch size are ours; the paper gives none.",
     parts=[f"{data_set}-{size}" for data_set, sizes in SIZES.items() for size in sizes],
     quick_parts=[f"mnist-{size}" for size in QUICK_SIZES],
     data=("mnist", "cifar10"),
