@@ -12,7 +12,7 @@ Three parts: plain FL; CFL with the paper's thresholds; CFL with the default rul
 ε1 = 2 every cluster counts as stationary, and `min_rounds` makes it train for 50 rounds before
 it is examined: the paper's splits are near rounds 50, 100 and 150.
 
-The quick version has 12 clients with 150 images each and a smaller network.
+The quick version has 10 clients with 300 images each, two groups and a smaller network.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NUM_GROUPS = 4
 PAPER_FL, PAPER_CFL = 0.20, 0.60
 
 
@@ -67,11 +66,11 @@ def measure(part: str, seed: int, how: How) -> JSON:
     clients = federation(seed, how)
     model = network(seed, how)
     settings = {
-        "rounds": 16 if how.quick else 200,
+        "rounds": 12 if how.quick else 200,
         "training": fb.LocalTraining(
             optimizer=fb.sgd(0.1),
             epochs=3,
-            batch_size=10 if how.quick else 100,
+            batch_size=20 if how.quick else 100,
             precision="float32" if how.quick else "bf16",
         ),
         "seed": seed,
@@ -88,8 +87,8 @@ def measure(part: str, seed: int, how: How) -> JSON:
         eps_mean=2.0,
         eps_max=1.0,
         gamma_max=0.4,
-        min_cluster_size=2,
-        min_rounds=5 if how.quick else 50,
+        min_cluster_size=3 if how.quick else 2,
+        min_rounds=4 if how.quick else 50,
     )
     rule = WithGap(thresholds, {i: str(client.group) for i, client in clients.items()})
     run = fb.simulate(model, clients, rule=rule, **settings)
@@ -99,15 +98,15 @@ def measure(part: str, seed: int, how: How) -> JSON:
 def federation(seed: int, how: How) -> dict[str, fb.ClientData]:
     """Deal CIFAR-10 out; every client is tested on all test images, as its group sees them."""
     (x, y), (x_test, y_test) = (cifar10(part, how.data_dir, raw=True) for part in ("train", "test"))
-    num_clients = 20
+    num_clients, num_groups = 20, 4
     if how.quick:
-        num_clients = 12
-        x, y, x_test, y_test = x[:1800], y[:1800], x_test[:300], y_test[:300]
+        num_clients, num_groups = 10, 2
+        x, y, x_test, y_test = x[:3000], y[:3000], x_test[:300], y_test[:300]
     return federate(
         x,
         y,
         num_clients=num_clients,
-        groups=label_permutations(NUM_GROUPS, seed=seed),
+        groups=label_permutations(num_groups, seed=seed),
         test=(x_test, y_test),
         seed=seed,
     )
@@ -178,7 +177,7 @@ def last_gaps(measured: JSON) -> list[float]:
 def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
     """Judge what the paper reports, and our targets."""
     plain, staged, auto = (outcomes.of(part) for part in PARTS)
-    most_fl, least_cfl, least_auto = (0.35, 0.36, 0.36) if quick else (0.30, 0.63, PAPER_CFL)
+    most_fl, least_cfl, least_auto = (0.30, 0.32, 0.32) if quick else (0.30, 0.63, PAPER_CFL)
     fl = [fmean(at_the_end(m)) for m in plain]
     worst, worst_auto = (min(min(at_the_end(m)) for m in measured) for measured in (staged, auto))
     first_gaps = [m["gaps"]["0"][str(m["splits"][0]["round"])] for m in staged if m["splits"]]
@@ -200,7 +199,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
         ),
         *(
             Claim(
-                f"{name} find exactly the four groups",
+                f"{name} find exactly the groups",
                 all(are_the_groups(m) for m in measured),
                 f"{sum(are_the_groups(m) for m in measured)} of {len(measured)} seeds",
             )
@@ -208,9 +207,9 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
         ),
         Claim(
             "every client's accuracy is well above plain FL's: "
-            + ("by half" if quick else "more than double"),
+            + ("by a quarter" if quick else "more than double"),
             all(
-                min(at_the_end(ours)) > (1.5 if quick else 2.0) * fmean(at_the_end(theirs))
+                min(at_the_end(ours)) > (1.25 if quick else 2.0) * fmean(at_the_end(theirs))
                 for ours, theirs in zip(staged, plain, strict=True)
             ),
             f"worst client {worst:.1%}, FL {max(fl):.1%}",
@@ -222,7 +221,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
         ),
         Claim(
             "after a split a separated cluster's accuracy jumps",
-            min(map(gain_at_a_split, staged)) > (0.08 if quick else 0.15),
+            min(map(gain_at_a_split, staged)) > (0.05 if quick else 0.15),
             f"by {min(map(gain_at_a_split, staged)):.0%} within 8 rounds",
         ),
         Claim(
