@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import fedbranch as fb
-from fedbranch.sim.arrangement import pooled_first
 from fedbranch.sim import Normalised
+from fedbranch.sim.arrangement import pooled_first
 from fedbranch.sim.engines import preferred
 from sim.test_simulation import RULE, TRAINING, folder_bytes, make_clients, make_model, simulate
 from sim.test_vectorised import seeded
