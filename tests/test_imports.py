@@ -28,13 +28,15 @@ MAY_SEE = {
     "seeds": set(),
     "halves": {"seeds"},
     "client": {"data", "halves", "messages", "randomness", "tree"},
+    "privacy": {"client", "data", "errors", "messages", "privacy", "seeds", "tree"},
     "runs": {"checkpoint", "errors", "records", "server", "tree"},
     "sim": {
         "checkpoint", "client", "core", "data", "errors", "examination", "halves", "messages",
-        "randomness", "rules", "runs", "seeds", "server", "sim", "tree",
+        "privacy", "randomness", "rules", "runs", "seeds", "server", "sim", "tree",
     },
     "flower": {
-        "checkpoint", "errors", "flower", "halves", "messages", "records", "rules", "runs", "seeds", "server", "tree",
+        "checkpoint", "errors", "flower", "halves", "messages", "privacy", "records", "rules", "runs",
+        "seeds", "server", "tree",
     },
     "settings": {"errors"},
     "experiment": {
@@ -42,7 +44,7 @@ MAY_SEE = {
     },
     "report": {"checkpoint", "data", "report", "rules", "runs", "tree"},
     "__main__": {"cli"},
-    "cli": {"data", "errors", "experiment", "front", "report", "runs"},
+    "cli": {"data", "errors", "experiment", "front", "privacy", "report", "runs"},
 }  # fmt: skip
 
 

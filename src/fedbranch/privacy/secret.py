@@ -1,0 +1,86 @@
+"""What all members of a federation share, and the server does not know."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+__all__ = ["Secret"]
+
+KEY_BYTES = 32
+PROTOCOL = b"fedbranch privacy 1"
+
+
+@dataclass(frozen=True, repr=False)
+class Secret:
+    """A key for one epoch of one run, and what follows from it.
+
+    Attributes
+    ----------
+    key
+        32 random bytes. Never printed, logged or pickled.
+    run
+        The name of the run.
+    epoch
+        Counts the keys of a run: whoever is removed knows none of the later ones.
+
+    Examples
+    --------
+    >>> secret = Secret(bytes(32), run="demo", epoch=1)
+    >>> secret
+    <Secret of run 'demo', epoch 1: 59b03ffd>
+    >>> secret.stream("an example", 4).hex()
+    '31d11e74'
+    """
+
+    key: bytes
+    run: str
+    epoch: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.key) != KEY_BYTES:
+            raise ValueError(f"the key has {len(self.key)} bytes; it must have {KEY_BYTES}")
+        if not self.run:
+            raise ValueError("the run has no name; give it one that no other run has")
+        if not 1 <= self.epoch < 2**64:
+            raise ValueError(f"epoch is {self.epoch}; it must be at least 1")
+
+    @classmethod
+    def new(cls, run: str, epoch: int = 1) -> Secret:
+        """Draw a fresh secret from the operating system."""
+        return cls(secrets.token_bytes(KEY_BYTES), run, epoch)
+
+    def derived(self, purpose: str) -> bytes:
+        """Give the key for a purpose: it says nothing about those for others."""
+        info = b"".join(
+            struct.pack(">Q", len(part)) + part
+            for part in (PROTOCOL, self.run.encode(), str(self.epoch).encode(), purpose.encode())
+        )
+        return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self.key)
+
+    def stream(self, purpose: str, num_bytes: int) -> bytes:
+        """Give random bytes for a purpose, the same to everybody who knows the secret."""
+        nonce = bytes(16)  # every purpose has a key of its own, which is used once
+        cipher = Cipher(algorithms.ChaCha20(self.derived(purpose), nonce), mode=None)
+        return cipher.encryptor().update(bytes(num_bytes))
+
+    def seed(self, purpose: str) -> int:
+        """Give a seed for a generator that is to be the same for all members."""
+        return int.from_bytes(self.stream(purpose, 8)) >> 1
+
+    @property
+    def fingerprint(self) -> str:
+        """A name that people can compare. It says nothing about the key."""
+        return self.stream("fingerprint", 4).hex()
+
+    def __repr__(self) -> str:
+        return f"<Secret of run {self.run!r}, epoch {self.epoch}: {self.fingerprint}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not pickled; pass it on by the key agreement only")
