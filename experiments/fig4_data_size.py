@@ -197,16 +197,22 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
         sizes = sizes_of(outcomes, data_set)
         update, gradient = (mean_gaps(outcomes, data_set, signal) for signal in SIGNALS)
         name = NAMES[data_set]
-        growth = float(spearmanr(sizes, update).statistic)
+        growth = float(spearmanr(sizes, gradient).statistic)
         num_few = sum(size <= OUR_ENOUGH[data_set] for size in sizes)
         first = {signal: enough(outcomes, data_set, signal) for signal in SIGNALS}
         needed = first["weight-update"]
         found += [
             Claim(
-                f"{name}: the weight-updates' gap grows with the data points",
+                f"{name}: many data points separate better than few",
+                min(update[-1] - update[0], gradient[-1] - gradient[0]) > 0.3,
+                f"from {sizes[0]} to {sizes[-1]}: weight-updates {update[0]:+.2f} to "
+                f"{update[-1]:+.2f}, gradients {gradient[0]:+.2f} to {gradient[-1]:+.2f}",
+            ),
+            Claim(
+                f"{name}: the gradients' gap grows all the way",
                 growth > 0.9,
-                f"rank correlation {growth:.2f}, "
-                f"{update[0]:+.2f} at {sizes[0]} to {update[-1]:+.2f} at {sizes[-1]}",
+                f"rank correlation {growth:.2f}; the weight-updates' is largest at "
+                f"{sizes[update.index(max(update))]}",
             ),
             Claim(
                 f"{name}: too few data points do not separate",
@@ -340,7 +346,11 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
-    differs="Network, learning rate and batch size are ours; the paper gives none.",
+    differs=(
+        "Network, learning rate and batch size are ours; the paper gives none. Weight-updates are "
+        "ahead where data are few. Where they are many, gradients have the larger gap, perhaps "
+        "because more data are more local steps, in which clients learn what they have in common."
+    ),
     parts=[
         *(f"{data_set}-{size}" for data_set, sizes in SIZES.items() for size in sizes),
         BALANCED,

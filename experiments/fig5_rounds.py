@@ -155,13 +155,19 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
             first["weight-update"],
             [positive_from(measured["weight-update"]) for measured in outcomes.of(data_set)],
         )
-        growth = float(spearmanr(range(len(update)), update).statistic)
+        growth = float(spearmanr(range(len(gradient)), gradient).statistic)
         found += [
             Claim(
-                f"{name}: the weight-updates' gap grows with the rounds",
+                f"{name}: the gap is larger after training than before",
+                min(update[-1] - update[0], gradient[-1] - gradient[0]) > 0.3,
+                f"weight-updates {update[0]:+.2f} to {update[-1]:+.2f}, gradients "
+                f"{gradient[0]:+.2f} to {gradient[-1]:+.2f} after {len(update) - 1} rounds",
+            ),
+            Claim(
+                f"{name}: the gradients' gap grows all the way",
                 growth > 0.7,
-                f"rank correlation {growth:.2f}, {update[0]:+.2f} before the first round to "
-                f"{update[-1]:+.2f} after {len(update) - 1}",
+                f"rank correlation {growth:.2f}; the weight-updates' is largest after "
+                f"{update.index(max(update))} rounds",
             ),
             Claim(
                 f"{name}: there is no gap before the first round",
@@ -263,7 +269,10 @@ EXPERIMENT = Experiment(
     draw=draw,
     claims=claims,
     summary=summary,
-    differs="As figure 4.",
+    differs=(
+        "As figure 4. Weight-updates separate earlier, as in the paper; later gradients have the "
+        "larger gap, and on CIFAR-10 the weight-updates' falls again from round 20 on."
+    ),
     parts=tuple(SIZES),
     quick_parts=("mnist",),
     data=("mnist", "cifar10"),
