@@ -353,6 +353,9 @@ class StackedModel:
     ) -> nn.Module:
         """Copy the user's own model, with the parameters of a lane and fresh buffers."""
         model = copy.deepcopy(self._original).train(is_training)
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # or cuDNN warns that copies lie apart
         own = dict(model.named_parameters())
         with torch.no_grad():
             for name in stack.params:
