@@ -1,0 +1,131 @@
+"""A few numbers instead of an update, which say nearly the same about its direction.
+
+For the decision to split, the server only compares directions. After a secret rotation any
+few coordinates of an update are enough for that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Sketch"]
+
+SMALLEST_SIZE = 16  # at which a cosine is typically off by 1/4
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The first coordinates of a rotated vector, which are a random sample of all.
+
+    Only for vectors that :class:`fedbranch.privacy.Rotation` has hidden: its secret signs and
+    cosine transform spread every vector over all coordinates, and its secret order makes the
+    first ones a random sample. Of a vector that was only permuted, or not hidden at all, the
+    first coordinates may be all zero, or miss the largest.
+
+    Attributes
+    ----------
+    num_hidden
+        How many numbers a hidden vector has.
+    size
+        How many of them are kept.
+
+    Notes
+    -----
+    Squared lengths and inner products are right on average over the secrets. For two vectors
+    with cosine c, let N = (a² + b²) / 2 and H = (a² - b²) / 2, with a and b the lengths of the
+    sketches of their unit vectors, and e the inner product of these sketches minus c N. Then
+    the cosine of the sketches is off by at most (|e| + |c| (N - ab)) / ab, where ab =
+    sqrt(N² - H²). Over the secrets, e and H have mean 0, N has mean 1, and with f =
+    (num_hidden - size) / (num_hidden - 1)
+
+    - Var(e) <= 3/2 f (1 - c²)² / size,
+    - Var(N) <= f (1 + c²) / size,
+    - Var(H) <= 3/2 f (1 - c²) / size
+
+    for any two vectors that were chosen without knowing the secret. Each of the three is the
+    sum of a quadratic form of the signs over a sample without replacement; the bounds follow
+    from the fourth moments of the cosine transform, n Σ_i d_ij² d_il² = 1 - 1/n + [l = j] / 2 +
+    [l = n - 1 - j] / 2. The 3/2 is 1 but for vectors whose weight lies in places that mirror
+    each other.
+
+    So the cosine is off by about (1 - c²) / sqrt(size), which is :meth:`typical_error`;
+    Chebyshev's inequality for each of the three gives :meth:`error_bound`, which is wide, but
+    needs to assume nothing.
+
+    Examples
+    --------
+    >>> sketch = Sketch(num_hidden=80_000, size=1000)
+    >>> round(sketch.typical_error(0.0), 3), round(sketch.error_bound(0.0, failure=0.05), 3)
+    (0.031, 0.386)
+    """
+
+    num_hidden: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not SMALLEST_SIZE <= self.size <= self.num_hidden:
+            raise ValueError(
+                f"the sketch has size {self.size}; it must be at least {SMALLEST_SIZE} and at "
+                f"most {self.num_hidden}, the length of a hidden vector; 1000 is often enough"
+            )
+
+    def of(self, hidden: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+        """Map hidden vectors (..., num_hidden) to their sketches (..., size).
+
+        They are scaled so that squared lengths and inner products are right on average.
+        """
+        if hidden.shape[-1:] != (self.num_hidden,):
+            raise ValueError(
+                f"hidden vectors have shape {hidden.shape}; the last axis must be "
+                f"{self.num_hidden} long"
+            )
+        scale = hidden.dtype.type(math.sqrt(self.num_hidden / self.size))
+        return np.asarray(hidden[..., : self.size] * scale)
+
+    def typical_error(self, cosine: float = 0.0) -> float:
+        """Give the standard deviation of the cosine of two sketches, for a true cosine."""
+        _check_cosine(cosine)
+        return (1 - cosine**2) * math.sqrt(self._unseen / self.size)
+
+    def error_bound(self, cosine: float = 0.0, *, failure: float = 0.05) -> float:
+        """Give a bound on how far the cosine of two sketches is off.
+
+        Parameters
+        ----------
+        cosine
+            The true one.
+        failure
+            The bound holds with at least probability 1 - ``failure``, over the secrets.
+
+        Returns
+        -------
+        float
+            Infinite if the size is too small to promise anything.
+        """
+        _check_cosine(cosine)
+        if not 0 < failure < 1:
+            raise ValueError(f"failure is {failure}; it must be between 0 and 1")
+        variance = self._unseen / self.size
+        # Half of the failures for e, a quarter each for N and H.
+        e = (1 - cosine**2) * math.sqrt(1.5 * variance * 2 / failure)
+        n = 1 - math.sqrt((1 + cosine**2) * variance * 4 / failure)
+        h = math.sqrt(1.5 * (1 - cosine**2) * variance * 4 / failure)
+        if n <= h:
+            return math.inf
+        product = math.sqrt(n**2 - h**2)
+        return (e + abs(cosine) * (n - product)) / product
+
+    @property
+    def _unseen(self) -> float:
+        """By how much a sample is better than one that may draw a coordinate twice."""
+        return (self.num_hidden - self.size) / max(self.num_hidden - 1, 1)
+
+
+def _check_cosine(cosine: float) -> None:
+    if not -1 <= cosine <= 1:
+        raise ValueError(f"the cosine is {cosine}; it must be between -1 and 1")
