@@ -113,12 +113,12 @@ class Update:
         ``task.base`` of the task that it answers. Without it the reply counts as the
         answer to this round's task.
     signal
-        Shape (num_params,): what to compare instead of ``vector``, for a server with
-        ``compare="signal"``, for example the negative full-batch gradient.
+        Shape (num_signal,), by default as long as ``vector``: what to compare instead of it,
+        for a server with ``compare="signal"``, for example the negative full-batch gradient.
     half_difference
-        Shape (num_params,): with a and b the updates (or signals) from the two halves of the
-        client's data that the task asked for, (a - b) / 2; ``vector`` (or ``signal``) is then
-        (a + b) / 2.
+        As long as what is compared: with a and b the updates (or signals) from the two halves
+        of the client's data that the task asked for, (a - b) / 2; ``vector`` (or ``signal``)
+        is then (a + b) / 2.
     """
 
     vector: Array
@@ -245,6 +245,14 @@ class Expected:
     num_buffers: int
     compares_signal: bool
     max_examples: float
+    num_signal: int | None = None  # None: as many as parameters
+
+    @property
+    def num_compared(self) -> int:
+        """How many numbers of a reply are compared, and its half difference has."""
+        if self.compares_signal and self.num_signal is not None:
+            return self.num_signal
+        return self.num_params
 
 
 def check_update(update: Update, expected: Expected) -> Reply:
@@ -260,7 +268,7 @@ def check_update(update: Update, expected: Expected) -> Reply:
     if expected.compares_signal:
         if update.signal is None:
             raise InvalidUpdate("the reply carries no signal, which this server compares")
-        compared = _checked_vector(update.signal, expected.num_params, "signal")
+        compared = _checked_vector(update.signal, expected.num_compared, "signal")
     for name, sent in [("update", vector), ("signal", compared)]:
         if not sent.any():
             raise InvalidUpdate(f"the {name} {_IS_ZERO}")
@@ -272,7 +280,7 @@ def check_update(update: Update, expected: Expected) -> Reply:
         buffers = np.zeros(0, dtype=np.float32)
     half = None
     if update.half_difference is not None:
-        half = _checked_vector(update.half_difference, expected.num_params, "half difference")
+        half = _checked_vector(update.half_difference, expected.num_compared, "half difference")
     matrix = vector[None, :]
     rows = Rows(
         vector=matrix,
@@ -310,9 +318,9 @@ def check_batch(
     if expected.compares_signal:
         if batch.signals is None:
             raise ValueError("the batch carries no signals, which this server compares")
-        columns["signal"] = (batch.signals, expected.num_params)
+        columns["signal"] = (batch.signals, expected.num_compared)
     if batch.half_differences is not None:
-        columns["half difference"] = (batch.half_differences, expected.num_params)
+        columns["half difference"] = (batch.half_differences, expected.num_compared)
     problems: dict[int, str] = {}  # row -> why it cannot be used
     for name, (column, length) in columns.items():
         _check_column(name, column, (len(batch), length))
@@ -435,7 +443,7 @@ def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
     tensors: dict[str, NDArray[Any]] = {name: to_numpy(stacked(replied, name)) for name in columns}
     if any(reply.has_halves for reply in replied):
         rows = [row for row, reply in enumerate(replied) if reply.has_halves]
-        tensors["half_difference"] = np.zeros_like(tensors["vector"])
+        tensors["half_difference"] = np.zeros_like(tensors["compared"])
         tensors["half_difference"][rows] = to_numpy(
             stacked([replied[row] for row in rows], "half_difference")
         )

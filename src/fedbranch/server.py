@@ -13,6 +13,7 @@ those parameters; while a rule asks to hold, they stand still and updates are co
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,8 @@ class Server:
     compare
         ``"update"``: clusters are found from the updates. ``"signal"``: from the signal
         that every reply then must carry.
+    num_signal
+        Length of that signal, if it is not that of the parameters.
     aggregate
         Maps updates (num_clients, dim) and weights (num_clients,) to one vector (dim,).
     max_examples
@@ -96,6 +99,7 @@ class Server:
         num_buffers: int = 0,
         weighting: Weighting = "examples",
         compare: Literal["update", "signal"] = "update",
+        num_signal: int | None = None,
         aggregate: Aggregate = weighted_mean,
         max_examples: float = 1e9,
     ) -> None:
@@ -113,10 +117,16 @@ class Server:
             )
         if not 0 < max_examples < math.inf:
             raise ValueError(f"max_examples is {max_examples!r}; it must be positive and finite")
+        if num_signal is not None and (compare != "signal" or operator.index(num_signal) < 1):
+            raise ValueError(
+                f"num_signal is {num_signal} with compare={compare!r}; it must be at least 1, and "
+                "is for compare='signal' only"
+            )
         self.tree = ParameterTree(num_params, num_buffers)
         self.rule = rule
         self.weighting = weighting
         self.compare = compare
+        self.num_signal = num_signal  # None: as many as parameters
         self.aggregate = aggregate
         self.max_examples = float(max_examples)
         self.round = 0  # completed rounds
@@ -312,12 +322,7 @@ class Server:
         self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
     ) -> tuple[dict[str, str], dict[str, Reply]]:
         """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
-        expected = Expected(
-            num_params=self.tree.num_params,
-            num_buffers=self.tree.num_buffers,
-            compares_signal=self.compare == "signal",
-            max_examples=self.max_examples,
-        )
+        expected = self._expected
         refused: dict[str, str] = {}
         replies: dict[str, Reply] = {}
         if isinstance(updates, UpdateBatch):
@@ -350,6 +355,16 @@ class Server:
                 # problem alone.
                 refused[str(client_id)] = f"the reply cannot be read: {error!r}"
         return refused, replies
+
+    @property
+    def _expected(self) -> Expected:
+        return Expected(
+            num_params=self.tree.num_params,
+            num_buffers=self.tree.num_buffers,
+            compares_signal=self.compare == "signal",
+            max_examples=self.max_examples,
+            num_signal=self.num_signal,
+        )
 
     def _check_sender(self, client_id: str) -> None:
         if not isinstance(client_id, str):
@@ -638,6 +653,7 @@ class Server:
             "rule": rule_to_state(self.rule),
             "weighting": self.weighting,
             "compare": self.compare,
+            "num_signal": self.num_signal,
             "max_examples": self.max_examples,
             "round": self.round,
             "asked": self._asked,
@@ -670,9 +686,14 @@ class Server:
                 rule=rule if rule is not None else rule_from_state(state["rule"]),
                 weighting=state["weighting"],
                 compare=state["compare"],
+                num_signal=state.get("num_signal"),  # not in states of older versions
                 aggregate=aggregate,
                 max_examples=state["max_examples"],
             )
+            num_compared = server._expected.num_compared
+            for node in tree:
+                if any(len(update) != num_compared for update in node.cached_updates.values()):
+                    raise ValueError(f"what node {node.id} has cached is not {num_compared} long")
             server.tree = tree
             server.round = state["round"]
             server._asked = dict(state["asked"])

@@ -75,7 +75,7 @@ class Node:
         return self._frozen
 
     def cached_tensors(self) -> LastingTensors:
-        """Give the cached updates as one array, shape (num_cached, num_params)."""
+        """Give the cached updates as one array, one row each."""
         if self._edge is None:
             updates = list(self.cached_updates.values())
             self._edge = LastingTensors(lambda: {"updates": np.stack(updates)})
@@ -333,7 +333,7 @@ class ParameterTree:
         node_id
             An inner node.
         update
-            Shape (num_params,), computed at that node's parameters.
+            Computed at that node's parameters; as long as the cached ones.
 
         Returns
         -------
@@ -462,9 +462,12 @@ class ParameterTree:
                 break
         if sorted(reached) != sorted(self._nodes) or self._next_id <= max(self._nodes):
             raise ValueError("the nodes do not form one tree")
+        # What was compared may have a length of its own, but one for all edges.
+        compared = {v.shape for node in self for v in node.cached_updates.values()}
+        if len(compared) > 1 or any(len(shape) != 1 for shape in compared):
+            raise ValueError(f"the cached updates have shapes {sorted(compared)}")
         for node in self:
-            vectors = [node.params, *node.cached_updates.values()]
-            if {v.shape for v in vectors} != {(self.num_params,)}:
+            if node.params.shape != (self.num_params,):
                 raise ValueError(f"node {node.id} has vectors of another length")
             if node.buffers.shape != (self.num_buffers,):
                 raise ValueError(f"node {node.id} has buffers of another length")

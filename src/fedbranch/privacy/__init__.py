@@ -7,7 +7,24 @@ except ModuleNotFoundError as error:
         f"fedbranch.privacy needs cryptography ({error}); run: pip install 'fedbranch[privacy]'"
     ) from error
 
+from fedbranch.privacy.agreement import Member
+from fedbranch.privacy.config import Privacy
+from fedbranch.privacy.identity import Identity, Roster
+from fedbranch.privacy.noise import Noise
 from fedbranch.privacy.secret import Secret
+from fedbranch.privacy.sketch import Sketch
 from fedbranch.privacy.transforms import Kind, Permutation, Rotation, Transform
 
-__all__ = ["Kind", "Permutation", "Rotation", "Secret", "Transform"]
+__all__ = [
+    "Identity",
+    "Kind",
+    "Member",
+    "Noise",
+    "Permutation",
+    "Privacy",
+    "Roster",
+    "Rotation",
+    "Secret",
+    "Sketch",
+    "Transform",
+]

@@ -20,6 +20,7 @@ from fedbranch.data import ClientData
 from fedbranch.rules import NeverSplit
 from fedbranch.seeds import stream_seed
 from fedbranch.server import Server
+from fedbranch.sim.hidden import Hiding
 from fedbranch.sim.population import Population
 from fedbranch.sim.simulation import Run, Settings, simulate
 
@@ -91,6 +92,12 @@ def ifca(
     """
     if num_clusters < 1:
         raise ValueError(f"num_clusters is {num_clusters}; it must be at least 1")
+    privacy = settings.get("privacy")
+    if privacy is not None and privacy.noise is not None:
+        raise ValueError(
+            "privacy has noise, and which model a client chooses says something of its data that "
+            "no noise covers; take noise=None, or another method than ifca"
+        )
     initial = ModelState.of(model)
     starts = {}
     for number in range(1, num_clusters):
@@ -101,6 +108,11 @@ def ifca(
                 f"no layer of {type(model).__name__} has reset_parameters(), so all "
                 f"{num_clusters} models would be the same; give the modules that method"
             )
+    if privacy is not None:
+        hiding = Hiding(
+            privacy, num_params=initial.params.numel(), num_buffers=initial.buffers.numel()
+        )
+        starts = {name: hiding.hidden_params(start) for name, start in starts.items()}
 
     def start(server: Server) -> dict[str, int]:
         leaves = server.partition({f"model-{i}": [] for i in range(num_clusters)}, starts)

@@ -7,8 +7,9 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,13 +17,22 @@ from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining, ModelState
 from fedbranch.core.geometry import to_numpy
 from fedbranch.data import ClientData, PartName
+from fedbranch.errors import ClientFailed
+from fedbranch.examination import Aggregate, Weighting
 from fedbranch.halves import half_rows, halves_seed
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
+from fedbranch.rules import Rule
 from fedbranch.seeds import draw_clients, stream_seed
 from fedbranch.server import Server
 from fedbranch.sim.engines import Engine, EngineName, start_engine
+from fedbranch.sim.hidden import Hiding, Revealing
 from fedbranch.sim.reference import Reference
-from fedbranch.tree import Node, ParameterTree
+from fedbranch.sim.releases import Releases
+from fedbranch.tree import Node, ParameterTree, Vector
+
+if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
+    from fedbranch.privacy import Privacy
+    from fedbranch.privacy.noise import Noise
 
 __all__ = ["BeforeSend", "Population", "chosen_device", "only_finite"]
 
@@ -48,6 +58,9 @@ class Population:
         What trains them; see :func:`fedbranch.simulate`.
     before_send
         What they do to their replies; see :func:`fedbranch.simulate`.
+    privacy
+        What they hide from the server; see :func:`fedbranch.simulate`. The tree is then in
+        hidden coordinates; the clients, and all that is measured here, know the way back.
     """
 
     def __init__(
@@ -61,6 +74,7 @@ class Population:
         engine: EngineName = "auto",
         num_workers: int | None = None,
         before_send: BeforeSend | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
         if not isinstance(clients, Mapping):
             raise TypeError(
@@ -80,8 +94,18 @@ class Population:
         self.before_send = before_send
         self.model = copy.deepcopy(model).to(chosen_device(device))
         self.initial = ModelState.of(self.model)
-        self.engine: Engine
-        self.engine, self.engine_choice = start_engine(
+        self.privacy = privacy
+        self._noise = None if privacy is None else privacy.noise
+        self.releases = Releases()
+        self._hiding: Hiding | None = None
+        if privacy is not None:
+            _check_privacy(privacy, self.initial, training)
+            self._hiding = Hiding(
+                privacy,
+                num_params=self.initial.params.numel(),
+                num_buffers=self.initial.buffers.numel(),
+            )
+        own, self.engine_choice = start_engine(
             engine,
             self.model,
             self.initial,
@@ -90,6 +114,7 @@ class Population:
             seed=seed,
             num_workers=num_workers,
         )
+        self.engine = self._at_hidden_models(own)
         self._coming: dict[int, list[str]] = defaultdict(list)  # round -> who joins
         self._going: dict[int, list[str]] = defaultdict(list)
         for client_id, client in self.clients.items():
@@ -97,6 +122,24 @@ class Population:
             if client.leaves is not None:
                 self._going[client.leaves].append(client_id)
         self._present: list[str] | None = None  # as of the round gathered last
+
+    def server_for(self, rule: Rule, *, weighting: Weighting, aggregate: Aggregate) -> Server:
+        """Make a server that fits what these clients send."""
+        hiding = self._hiding
+        num_signal = None if hiding is None else hiding.num_signal
+        by_signal = self.training.send_gradient or num_signal is not None
+        return Server(
+            self.initial.params.numel() if hiding is None else hiding.num_params,
+            num_buffers=self.initial.buffers.numel() if hiding is None else hiding.num_buffers,
+            rule=rule,
+            weighting=weighting,
+            compare="signal" if by_signal else "update",
+            num_signal=num_signal,
+            aggregate=aggregate,
+        )
+
+    def _at_hidden_models(self, engine: Engine) -> Engine:
+        return engine if self._hiding is None else Revealing(engine, self._hiding)
 
     def gather(
         self,
@@ -138,16 +181,36 @@ class Population:
         """Let every client with a task train and reply."""
         seeds = {i: stream_seed(self.seed, this_round, i) for i in tasks}
         replies = self.engine.updates(tasks, seeds) if tasks else {}
-        if self.before_send is None:
+        if self._noise is not None:
+            replies = self._with_noise(self._noise, _one_by_one(replies), this_round)
+        if self.before_send is not None:
+            own = _one_by_one(replies)
+            replies = {i: self.before_send(i, this_round, own[i]) for i in sorted(own)}
+        if self._hiding is None:
             return replies
-        own = _one_by_one(replies) if isinstance(replies, UpdateBatch) else replies
-        return {i: self.before_send(i, this_round, own[i]) for i in sorted(own)}
+        if isinstance(replies, UpdateBatch):
+            return self._hiding.hidden_batch(replies)
+        return {i: _hidden_reply(self._hiding, i, update) for i, update in replies.items()}
+
+    def _with_noise(
+        self, noise: Noise, replies: Mapping[str, Update], this_round: int
+    ) -> dict[str, Update]:
+        """Let noise cover all that clients say of their data; they say nothing else."""
+        noisy = {}
+        for client_id, update in replies.items():
+            rng = np.random.default_rng(stream_seed(self.seed, "noise", this_round, client_id))
+            noisy[client_id] = noise.applied(update, rng)
+        self.releases.add({i: noise.num_releases(update) for i, update in noisy.items()})
+        return noisy
 
     def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
         """Let every client measure its loss under the models that the server wants to try.
 
-        Those who lack the examples for it are left out.
+        Those who lack the examples for it are left out; with noise that is everybody, because
+        none would cover their losses.
         """
+        if self._noise is not None:
+            return {}
         asked = {client_id: own for client_id, own in trials.items() if own}
         return self.engine.losses(asked) if asked else {}
 
@@ -186,15 +249,19 @@ class Population:
 
     def load(self, node: Node) -> None:
         """Give the model the parameters of a tree node."""
-        self.initial.moved_by(node.params, node.buffers).load_into(self.model)
+        self.initial.moved_by(*self._plain(node)).load_into(self.model)
+
+    def _plain(self, node: Node) -> tuple[Vector, Vector]:
+        if self._hiding is None:
+            return node.params, node.buffers
+        return self._hiding.revealed(node.params, node.buffers)
 
     def close(self) -> None:
         """End everything that runs beside this process; what is measured later, it measures."""
         self.engine.close()
         if self.engine.name == "workers":  # or they would be started again
-            self.engine = Reference(
-                self.model, self.initial, self.clients, self.training, seed=self.seed
-            )
+            own = Reference(self.model, self.initial, self.clients, self.training, seed=self.seed)
+            self.engine = self._at_hidden_models(own)
 
     def model_at(self, node: Node) -> nn.Module:
         """Give a copy of the model at a tree node, in evaluation mode."""
@@ -209,6 +276,7 @@ class Population:
             "num_params": self.initial.params.numel(),
             "initial_model": self.initial.digest(),
             "before_send": None if self.before_send is None else _name_of(self.before_send),
+            "privacy": None if self.privacy is None else self.privacy.describe(),
             "clients": [
                 {
                     "id": client_id,
@@ -246,8 +314,35 @@ def _name_of(function: Callable[..., object]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _one_by_one(batch: UpdateBatch) -> dict[str, Update]:
+def _hidden_reply(hiding: Hiding, client_id: str, update: object) -> Update:
+    if not isinstance(update, Update):
+        return update  # type: ignore[return-value]  # before_send's; the server refuses it
+    try:
+        return hiding.hidden(update)
+    except ValueError as error:
+        raise ClientFailed(f"client {client_id!r} could not hide its reply: {error}") from error
+
+
+def _check_privacy(privacy: Privacy, initial: ModelState, training: LocalTraining) -> None:
+    """Refuse noise where some of what clients send would go without."""
+    if privacy.noise is None:
+        return
+    if initial.buffers.numel():
+        raise ValueError(
+            f"the model has {initial.buffers.numel()} buffers, such as BatchNorm statistics, which "
+            "no noise covers; take a model without, for example with GroupNorm, or noise=None"
+        )
+    if training.send_gradient:
+        raise ValueError(
+            "send_gradient sends a second vector about the same data, which no noise covers; "
+            "compare updates, or take noise=None"
+        )
+
+
+def _one_by_one(batch: UpdateBatch | Mapping[str, Update]) -> Mapping[str, Update]:
     """Give the replies of a batch as each client would send its own."""
+    if not isinstance(batch, UpdateBatch):
+        return batch
     vectors = to_numpy(batch.vectors)
     buffers, signals, halves = (
         [None] * len(batch) if column is None else to_numpy(column)

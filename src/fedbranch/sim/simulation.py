@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from torch import nn
 
@@ -23,7 +23,11 @@ from fedbranch.server import Server
 from fedbranch.sim.engines import EngineChoice, EngineName
 from fedbranch.sim.ensemble import Ensemble
 from fedbranch.sim.population import BeforeSend, Population, only_finite
+from fedbranch.sim.releases import Releases
 from fedbranch.tree import ParameterTree
+
+if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
+    from fedbranch.privacy import Privacy
 
 __all__ = ["Run", "Settings", "simulate"]
 
@@ -48,6 +52,7 @@ class Settings(TypedDict, total=False):
     engine: EngineName
     num_workers: int | None
     before_send: BeforeSend | None
+    privacy: Privacy | None
     on_round: Callable[[Round], None] | None
 
 
@@ -109,8 +114,36 @@ class Run:
         return self.model_at(self.tree.position(client_id))
 
     def model_at(self, node_id: int) -> nn.Module:
-        """Give a copy of the model at a tree node, in evaluation mode."""
+        """Give a copy of the model at a tree node, in evaluation mode.
+
+        Also if the server knows hidden models only: who simulates is a member.
+        """
         return self._population.model_at(self.tree[node_id])
+
+    def epsilons(self, delta: float) -> dict[str, float]:
+        """Say what the noise is worth to every client after all that it has sent.
+
+        Parameters
+        ----------
+        delta
+            The probability with which the promise may fail; far below 1 / number of clients.
+
+        Returns
+        -------
+        dict
+            Client id -> ε of (ε, δ)-differential privacy: an update counts once, a reply on
+            halves twice; 0 for who has sent nothing.
+        """
+        population = self._population
+        privacy = population.privacy
+        if privacy is None or privacy.noise is None:
+            raise ValueError(
+                "the run had no noise, and without it there is no epsilon; pass "
+                "privacy=Privacy(secret, noise=Noise(clip=..., multiplier=...))"
+            )
+        counts = {i: population.releases.by_client[i] for i in population.clients}
+        worth = {n: privacy.noise.epsilon(n, delta) for n in set(counts.values())}
+        return {client_id: worth[count] for client_id, count in counts.items()}
 
     # The models on a client's path: from the one for all to its own
 
@@ -214,6 +247,7 @@ def simulate(
     engine: EngineName = "auto",
     num_workers: int | None = None,
     before_send: BeforeSend | None = None,
+    privacy: Privacy | None = None,
     on_round: Callable[[Round], None] | None = None,
     method: str = "cfl",
     start: Callable[[Server], Mapping[str, int]] | None = None,
@@ -267,6 +301,11 @@ def simulate(
         ``vector``: the updates of the two halves are their sum and difference. Called in this
         process, client after client in the order of their ids. What it remembers from one
         round to another is lost when a run is resumed.
+    privacy
+        What clients do so that the server learns less: a :class:`fedbranch.privacy.Privacy`.
+        Its noise comes before ``before_send``, its transform and sketch after it, so that the
+        server, its checkpoints and ``aggregate`` see hidden numbers only. In a simulation the
+        noise, too, follows from ``seed``.
     on_round
         Called after every round, also with the rounds that a resumed run has behind it.
     method
@@ -293,18 +332,12 @@ def simulate(
         engine=_engine_of(folder, engine) if resume else engine,
         num_workers=num_workers,
         before_send=before_send,
+        privacy=privacy,
     )
     log.info("engine: %s (%s)", population.engine_choice.name, population.engine_choice.reason)
     with ExitStack() as at_the_end:
         at_the_end.callback(population.close)
-        server = Server(
-            population.initial.params.numel(),
-            num_buffers=population.initial.buffers.numel(),
-            rule=rule,
-            weighting=weighting,
-            compare="signal" if training.send_gradient else "update",
-            aggregate=aggregate,
-        )
+        server = population.server_for(rule, weighting=weighting, aggregate=aggregate)
         home = start(server) if start is not None else {}
         run_folder: RunFolder | None = None
         history: list[Round] = []
@@ -330,6 +363,9 @@ def simulate(
                 server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
             run_folder.truncate_history(server.round)
             history = run_folder.history()
+            if privacy is not None and privacy.noise is not None:
+                population.releases = Releases(run_folder.path / "releases.jsonl")
+                population.releases.go_on_after(server.round)
         for entry in history:
             if on_round is not None:
                 on_round(entry)

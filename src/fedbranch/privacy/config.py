@@ -1,0 +1,97 @@
+"""What the members of a federation do to all that they send."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import KW_ONLY, dataclass
+from typing import get_args
+
+from fedbranch.privacy.noise import Noise
+from fedbranch.privacy.secret import Secret
+from fedbranch.privacy.sketch import Sketch
+from fedbranch.privacy.transforms import Kind, Transform
+
+__all__ = ["Privacy"]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What clients do to their replies before the server gets them.
+
+    In this order: noise, the transform, the sketch.
+
+    Attributes
+    ----------
+    secret
+        What the members share and the server does not know.
+    transform
+        How parameters are hidden; None to send them as they are.
+    sketch
+        How many numbers of a hidden update are compared, instead of all of them. The update
+        itself is then only averaged. Needs the rotation: any of its numbers stand for all.
+    noise
+        Differential privacy for every client; by default none.
+
+    Examples
+    --------
+    >>> Privacy(Secret(bytes(32), "demo"))
+    Privacy(secret=<Secret of run 'demo', epoch 1: 59b03ffd>, transform='rotation', sketch=None, noise=None)
+    """
+
+    secret: Secret
+    _: KW_ONLY
+    transform: Kind | None = "rotation"
+    sketch: int | None = None
+    noise: Noise | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, Secret):
+            raise TypeError(
+                f"secret is a {type(self.secret).__name__}; pass a Secret, such as "
+                "Secret.new('name of the run')"
+            )
+        kinds = (*get_args(Kind), None)
+        if self.transform not in kinds:
+            raise ValueError(f"transform is {self.transform!r}; it must be one of {kinds}")
+        if self.sketch is not None:
+            if operator.index(self.sketch) < 1:
+                raise ValueError(f"sketch is {self.sketch}; it must be at least 1")
+            if self.transform != "rotation":
+                raise ValueError(
+                    f"sketch is {self.sketch} with transform {self.transform!r}; some numbers stand "
+                    "for all of them after a rotation only: transform='rotation'"
+                )
+        if not isinstance(self.noise, Noise | None):
+            raise TypeError(f"noise is {self.noise!r}; pass Noise(clip=..., multiplier=...)")
+
+    def transform_of(self, *, num_params: int, num_buffers: int = 0) -> Transform | None:
+        """Give the transform for a model; None if nothing is hidden."""
+        if self.transform is None:
+            return None
+        return Transform.of(
+            self.secret, self.transform, num_params=num_params, num_buffers=num_buffers
+        )
+
+    def sketch_of(self, num_hidden: int) -> Sketch | None:
+        """Give the sketch for hidden updates of this length; None if all is compared."""
+        return None if self.sketch is None else Sketch(num_hidden, self.sketch)
+
+    def describe(self) -> dict[str, object]:
+        """Say what it is without saying the secret: equal if the secret and the rest are.
+
+        Examples
+        --------
+        >>> Privacy(Secret(bytes(32), "demo")).describe()["secret"]
+        '59b03ffd'
+        """
+        noise = self.noise
+        return {
+            "run": self.secret.run,
+            "epoch": self.secret.epoch,
+            "secret": self.secret.fingerprint,
+            "transform": self.transform,
+            "sketch": self.sketch,
+            "noise": None
+            if noise is None
+            else {"clip": noise.clip, "multiplier": noise.multiplier},
+        }
