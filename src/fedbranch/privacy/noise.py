@@ -134,11 +134,9 @@ class Noise:
             sent, half = self._released(vector, rng), None
         else:
             difference = np.asarray(update.half_difference)
-            # Not in single precision, where the sum of two large numbers may overflow.
-            first, second = (
-                self._released(np.add(vector, sign * difference, dtype=np.float64), rng)
-                for sign in (1, -1)
-            )
+            with np.errstate(invalid="ignore"):  # what is not finite is dealt with below
+                updates = [np.add(vector, s * difference, dtype=np.float64) for s in (1, -1)]
+            first, second = (self._released(own, rng) for own in updates)
             sent, half = (first + second) / 2, ((first - second) / 2).astype(vector.dtype)
         return replace(
             update,
