@@ -4,25 +4,51 @@
 
     FedbranchError
     ├── InvalidUpdate       a client's reply cannot be used; the server refuses it and goes on
-    ├── ClientFailed        a simulated client's model or data raised; it says whose
+    ├── ClientFailed        a client's model or data raised; it says whose, or where
     ├── InvalidExperiment   an experiment file asks for something that does not exist
+    ├── TransformMismatch   a model is not hidden as this client hides it; nothing is sent
     ├── FederationStalled   too few nodes of a federation are there for too long
     ├── DamagedFile         a file is missing, incomplete or was changed
     ├── MissingData         a data set is not in its folder, and could not be fetched
-    └── UnusableRun         a run folder is not one, is taken, or is already complete
+    ├── UnusableRun         a run folder is not one, is taken, or is already complete
+    └── AgreementFailed     a member of a federation refuses what it was told about the secret
+        ├── DamagedMessage  cut, changed on the way, forged, or no such message at all
+        ├── NotInRoster     from somebody who never was a member, or was removed
+        ├── WrongRun        from another run
+        ├── StaleEpoch      from another epoch of the run
+        ├── WrongRoster     from a member who has another list of members
+        ├── SwappedCard     a card that stands in the place of another one
+        ├── NotLeader       somebody else is to draw the secret
+        ├── WrongRecipient  an envelope that is sealed to somebody else
+        ├── ReplayedEnvelope  an envelope for a card of ours that is no longer in use
+        ├── SplitView       members were given different secrets
+        └── NotConfirmed    too few members are known to have the same secret
 
 A wrong argument of a call is a ``ValueError`` or ``TypeError`` as everywhere in Python.
 """
 
 __all__ = [
+    "AgreementFailed",
     "ClientFailed",
     "DamagedFile",
+    "DamagedMessage",
     "FedbranchError",
     "FederationStalled",
     "InvalidExperiment",
     "InvalidUpdate",
     "MissingData",
+    "NotConfirmed",
+    "NotInRoster",
+    "NotLeader",
+    "ReplayedEnvelope",
+    "SplitView",
+    "StaleEpoch",
+    "SwappedCard",
+    "TransformMismatch",
     "UnusableRun",
+    "WrongRecipient",
+    "WrongRoster",
+    "WrongRun",
 ]
 
 
@@ -35,11 +61,15 @@ class InvalidUpdate(FedbranchError):
 
 
 class ClientFailed(FedbranchError):
-    """A simulated client's model, loss or data raised an error."""
+    """A client's model, loss or data raised an error."""
 
 
 class InvalidExperiment(FedbranchError):
     """An experiment file asks for something that does not exist."""
+
+
+class TransformMismatch(FedbranchError):
+    """A model is not hidden as this client hides it, or cannot be hidden."""
 
 
 class FederationStalled(FedbranchError):
@@ -56,3 +86,51 @@ class MissingData(FedbranchError):
 
 class UnusableRun(FedbranchError):
     """A run folder is not one, is taken, or is already complete."""
+
+
+class AgreementFailed(FedbranchError):
+    """A member of a federation refuses what it was told about the shared secret."""
+
+
+class DamagedMessage(AgreementFailed):
+    """A message is cut, was changed on the way or forged, or is no such message at all."""
+
+
+class NotInRoster(AgreementFailed):
+    """A message comes from somebody who never was a member, or was removed."""
+
+
+class WrongRun(AgreementFailed):
+    """A message belongs to another run."""
+
+
+class StaleEpoch(AgreementFailed):
+    """A message belongs to another epoch of the run."""
+
+
+class WrongRoster(AgreementFailed):
+    """A message comes from a member who has another list of members."""
+
+
+class SwappedCard(AgreementFailed):
+    """A card stands in the place of another one."""
+
+
+class NotLeader(AgreementFailed):
+    """Somebody else is to draw the secret."""
+
+
+class WrongRecipient(AgreementFailed):
+    """An envelope is sealed to somebody else."""
+
+
+class ReplayedEnvelope(AgreementFailed):
+    """An envelope is for a card of ours that is no longer in use."""
+
+
+class SplitView(AgreementFailed):
+    """Members were given different secrets."""
+
+
+class NotConfirmed(AgreementFailed):
+    """Too few members are known to have the same secret."""
