@@ -27,8 +27,8 @@ two secrets are ever in use in one epoch, whatever the server shows to whom, and
 shown something else stays without.
 
 *A leader that vanishes* is replaced by any member. One that has opened its envelope passes the
-same secret on; one that has not draws another, and the two rules see to it that one of both at
-most is ever used. *Late members*, of the same roster, send a card, and any member answers with
+same secret on; one that has not draws another, and the two rules see to it that at most one of
+them is ever used. *Late members*, of the same roster, send a card, and any member answers with
 an envelope. One that has seen the confirmations says so in it: its word is enough, also for a
 member that was left behind with another secret, which can never come into use. *Who is removed
 or added* is on another roster with the next epoch, for which a fresh secret is drawn; messages
@@ -36,8 +36,8 @@ of other epochs are refused.
 
 Not protected: against a member that tells the secret, nothing helps. A member that never hears
 of a new roster goes on with the old one. A member that forgets what it took (its state was not
-kept, see :meth:`Member.to_bytes`) may take another secret; none of both is then known to more
-people, but their updates no longer fit together.
+kept, see :meth:`Member.to_bytes`) may take another secret: still nobody else learns either, but
+its updates no longer fit those of the others.
 """
 
 from __future__ import annotations
