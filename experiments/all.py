@@ -42,6 +42,7 @@ EXPERIMENTS = (
     "fig10b_ifca",
     "fig10c_compression",
     "fig10d_adversaries",
+    "fig11_privacy",
 )
 
 
