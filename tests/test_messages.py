@@ -10,7 +10,15 @@ import torch
 
 from fakes import DIM, QuadraticClients, fingerprint
 from fedbranch import NeverSplit, Server, Thresholds, Update, UpdateBatch
-from fedbranch.messages import Expected, check_batch, stacked
+from fedbranch.errors import InvalidUpdate
+from fedbranch.messages import (
+    Expected,
+    check_batch,
+    check_update,
+    replies_from_state,
+    replies_to_state,
+    stacked,
+)
 
 GOOD = np.ones(DIM, dtype=np.float32)
 
@@ -390,3 +398,70 @@ def test_neighbouring_rows_are_not_copied():
     assert stacked(replies[1:3], "vector").tolist() == [[2], [3]]
     assert stacked([replies[0], replies[2]], "vector").tolist() == [[1], [3]]
     assert stacked([replies[2], replies[1]], "vector").tolist() == [[3], [2]]
+
+
+def test_a_signal_may_have_a_length_of_its_own():
+    expected = Expected(
+        num_params=4, num_buffers=0, compares_signal=True, max_examples=10, num_signal=2
+    )
+    vector, short = np.ones(4, np.float32), np.float32([3, 4])
+    good = Update(vector, 1, signal=short, half_difference=short)
+
+    reply = check_update(good, expected)
+
+    assert reply.has_halves
+    assert reply.compared.tolist() == [3, 4]
+    with pytest.raises(InvalidUpdate, match=r"the signal has shape \(4,\); send shape \(2,\)"):
+        check_update(replace(good, signal=vector), expected)
+    with pytest.raises(InvalidUpdate, match=r"the half difference has shape \(4,\); send shape"):
+        check_update(replace(good, half_difference=vector), expected)
+    with pytest.raises(InvalidUpdate, match=r"the update has shape \(2,\); send shape \(4,\)"):
+        check_update(replace(good, vector=short), expected)
+
+
+def test_a_batch_of_short_signals_says_the_same_as_one_by_one():
+    expected = Expected(
+        num_params=4, num_buffers=0, compares_signal=True, max_examples=10, num_signal=2
+    )
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(3, 4)).astype(np.float32)
+    short = rng.normal(size=(3, 2)).astype(np.float32)
+    short[1] = 0
+    batch = UpdateBatch(
+        client_ids=["a", "b", "c"], vectors=vectors, num_examples=[1, 1, 1], bases=["x"] * 3,
+        metrics=[{}] * 3, signals=short, half_differences=short,
+    )  # fmt: skip
+
+    usable, refused = check_batch(batch, expected)
+
+    assert list(usable) == ["a", "c"]
+    assert refused == {"b": "the signal is zero: the client did not train"}
+    for row, client_id in ((0, "a"), (2, "c")):
+        alone = check_update(
+            Update(vectors[row], 1, signal=short[row], half_difference=short[row]), expected
+        )
+        together = usable[client_id][1]
+        assert together.compared.tolist() == alone.compared.tolist()
+        assert together.has_halves == alone.has_halves
+    with pytest.raises(ValueError, match=r"signal column has shape \(3, 4\).*send \(3, 2\)"):
+        check_batch(replace(batch, signals=vectors), expected)
+
+
+def test_kept_replies_with_short_signals_survive_being_saved():
+    expected = Expected(
+        num_params=4, num_buffers=0, compares_signal=True, max_examples=10, num_signal=2
+    )
+    short = np.float32([3, 4])
+    replies = {
+        "a": check_update(Update(GOOD[:4], 1, signal=short, half_difference=2 * short), expected),
+        "b": check_update(Update(GOOD[:4], 1, signal=-short), expected),
+    }
+
+    rebuilt = replies_from_state(*replies_to_state(replies))
+
+    for client_id, reply in replies.items():
+        again = rebuilt[client_id]
+        assert again.compared.tolist() == reply.compared.tolist()
+        assert again.has_halves == reply.has_halves
+        assert again.rows.vector[again.row].tolist() == GOOD[:4].tolist()
+    assert rebuilt["a"].rows.half_difference[rebuilt["a"].row].tolist() == [6, 8]

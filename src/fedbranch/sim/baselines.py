@@ -109,9 +109,7 @@ def ifca(
                 f"{num_clusters} models would be the same; give the modules that method"
             )
     if privacy is not None:
-        hiding = Hiding(
-            privacy, num_params=initial.params.numel(), num_buffers=initial.buffers.numel()
-        )
+        hiding = Hiding(privacy, model)
         starts = {name: hiding.hidden_params(start) for name, start in starts.items()}
 
     def start(server: Server) -> dict[str, int]:

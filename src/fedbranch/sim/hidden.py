@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
+from torch import nn
 
+from fedbranch.client import ModelState
 from fedbranch.core.geometry import Array, to_numpy
 from fedbranch.data import PartName
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
@@ -36,8 +38,8 @@ class Hiding:
     ----------
     privacy
         What they agreed on.
-    num_params, num_buffers
-        Of the plain model.
+    model
+        The plain model.
 
     Attributes
     ----------
@@ -45,28 +47,60 @@ class Hiding:
         Of the hidden model: those of the server.
     num_signal
         How many numbers of a reply the server compares; None if all.
+
+    Notes
+    -----
+    Buffers that count, such as the batches that a BatchNorm has seen, are sent as they are.
+    They say no more than the number of examples, which the server is told; and a number that
+    grows to thousands, mixed with statistics, would leave these without their last digits:
+    a variance of nearly zero might come back negative.
     """
 
-    def __init__(self, privacy: Privacy, *, num_params: int, num_buffers: int) -> None:
-        self.num_params, self.num_buffers = num_params, num_buffers
+    def __init__(self, privacy: Privacy, model: nn.Module) -> None:
+        state = ModelState.of(model)
+        self.num_params, self.num_buffers = state.params.numel(), state.buffers.numel()
         self.num_signal = privacy.sketch
-        self._transform = privacy.transform_of(num_params=num_params, num_buffers=num_buffers)
+        self._is_counter = _are_counters(model)
+        num_counters = int(self._is_counter.sum())
+        self._transform = privacy.transform_of(
+            num_params=self.num_params, num_buffers=self.num_buffers - num_counters
+        )
         if self._transform is not None:
             self.num_params = self._transform.params.num_hidden
-            self.num_buffers = self._transform.buffers.num_hidden
+            self.num_buffers = self._transform.buffers.num_hidden + num_counters
         self._sketch = privacy.sketch_of(self.num_params)
 
     def revealed(self, params: Vector, buffers: Vector) -> tuple[Vector, Vector]:
         """Give the plain model for a hidden one; both are displacements."""
         if self._transform is None:
             return params, buffers
-        return self._transform.params.reveal(params), self._transform.buffers.reveal(buffers)
+        num_hidden = self._transform.buffers.num_hidden
+        plain = np.empty(self._is_counter.shape, buffers.dtype)
+        plain[~self._is_counter] = self._transform.buffers.reveal(buffers[:num_hidden])
+        plain[self._is_counter] = buffers[num_hidden:]
+        return self._transform.params.reveal(params), plain
 
     def hidden_params(self, vectors: Array) -> Array:
         """Hide vectors of parameters: (..., plain length) to (..., num_params)."""
         if self._transform is None:
             return vectors
         return _mapped(self._transform.params.hide, vectors)
+
+    def _hidden_buffers(self, vectors: Array) -> Array:
+        transform = self._transform
+        if transform is None:
+            return vectors
+
+        def hide(plain: NDArray[Any]) -> NDArray[Any]:
+            if plain.shape[-1:] != self._is_counter.shape:
+                raise ValueError(
+                    f"buffers have shape {plain.shape}; the last axis must be "
+                    f"{self._is_counter.size} long"
+                )
+            hidden = transform.buffers.hide(plain[..., ~self._is_counter])
+            return np.concatenate([hidden, plain[..., self._is_counter]], axis=-1)
+
+        return _mapped(hide, vectors)
 
     def hidden(self, update: Update) -> Update:
         """Hide what a client sends."""
@@ -100,8 +134,7 @@ class Hiding:
         vectors = self.hidden_params(vectors)
         signals = None if signals is None else self.hidden_params(signals)
         halves = None if halves is None else self.hidden_params(halves)
-        if buffers is not None and self._transform is not None:
-            buffers = _mapped(self._transform.buffers.hide, buffers)
+        buffers = None if buffers is None else self._hidden_buffers(buffers)
         if self._sketch is not None:
             signals = _mapped(self._sketch.of, vectors if signals is None else signals)
             # It belongs to what is compared.
@@ -156,6 +189,18 @@ class Revealing:
             params, buffers = models[memory]
             found[id(place)] = replace(place, params=params, buffers=buffers)
         return found
+
+
+def _are_counters(model: nn.Module) -> NDArray[np.bool_]:
+    """Say of each number among a model's buffers whether it is whole."""
+    kinds = [
+        np.full(
+            buffer.numel() * (2 if buffer.is_complex() else 1),
+            not (buffer.is_floating_point() or buffer.is_complex()),
+        )
+        for buffer in model.buffers()
+    ]
+    return np.concatenate(kinds) if kinds else np.zeros(0, dtype=bool)
 
 
 def _mapped(function: Callable[[NDArray[Any]], NDArray[Any]], vectors: Array) -> Array:

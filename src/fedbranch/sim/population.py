@@ -100,11 +100,7 @@ class Population:
         self._hiding: Hiding | None = None
         if privacy is not None:
             _check_privacy(privacy, self.initial, training)
-            self._hiding = Hiding(
-                privacy,
-                num_params=self.initial.params.numel(),
-                num_buffers=self.initial.buffers.numel(),
-            )
+            self._hiding = Hiding(privacy, self.model)
         own, self.engine_choice = start_engine(
             engine,
             self.model,
