@@ -44,9 +44,9 @@ def make_model(seed=0, *, has_buffers=False):
         return nn.Sequential(nn.Linear(3, 8), *normalise, nn.ReLU(), nn.Linear(8, 2))
 
 
-def make_client_app(clients, model):
+def make_client_app(clients, model, mods=()):
     """A client app that trains as the simulator's reference client does."""
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
     names = sorted(clients)
 
     def load(message: Message, context: Context):

@@ -7,8 +7,21 @@ except ModuleNotFoundError as error:
         f"fedbranch.flower needs Flower ({error}); run: pip install 'fedbranch[flower]'"
     ) from error
 
+from fedbranch.flower.agreeing import AgreementMod
 from fedbranch.flower.identity import client_id_of_key
+from fedbranch.flower.private import hidden_arrays, reveal, transform_mod
+from fedbranch.flower.relay import Agreed, agree
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.strategy import ClusteredStrategy
 
-__all__ = ["ClusteredResult", "ClusteredStrategy", "client_id_of_key"]
+__all__ = [
+    "Agreed",
+    "AgreementMod",
+    "ClusteredResult",
+    "ClusteredStrategy",
+    "agree",
+    "client_id_of_key",
+    "hidden_arrays",
+    "reveal",
+    "transform_mod",
+]

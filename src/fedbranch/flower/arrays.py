@@ -19,12 +19,14 @@ from fedbranch.checkpoint import JSON, Tensors
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.tree import Vector
 
-__all__ = ["Layout", "NamedArrays"]
+__all__ = ["HIDDEN_PARAMS", "HIDDEN_PREFIX", "Layout", "NamedArrays"]
 
 NamedArrays = dict[str, NDArray[Any]]
 
 # What PyTorch calls the statistics of its normalisation layers.
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
+# How the arrays are called that stand for a model which the server does not know.
+HIDDEN_PREFIX, HIDDEN_PARAMS = "fedbranch-hidden", "parameters"
 # A displacement of a whole number beyond this is nonsense, and would not fit into 64 bits.
 LARGEST_WHOLE_STEP = float(2**62)
 # How Flower serialises arrays: as NumPy's files.
@@ -61,7 +63,7 @@ class Layout:
         buffers
             Names of the arrays that are averaged but never compared. By default whole
             numbers and truth values, and what PyTorch's normalisation layers keep beside
-            their parameters.
+            their parameters; of hidden arrays, all but the parameters.
         """
         initial = {name: array.numpy() for name, array in record.items()}
         for name, array in initial.items():
@@ -78,7 +80,9 @@ class Layout:
             names = {
                 name
                 for name, array in initial.items()
-                if array.dtype.kind in "biu" or name.rsplit(".", 1)[-1] in BUFFER_SUFFIXES
+                if array.dtype.kind in "biu"
+                or name.rsplit(".", 1)[-1] in BUFFER_SUFFIXES
+                or (_is_hidden(name) and not name.endswith(HIDDEN_PARAMS))
             }
         else:
             names = set(buffers)
@@ -117,6 +121,20 @@ class Layout:
     def num_buffers(self) -> int:
         """Length of the vector of buffers."""
         return sum(_num_real(array) for _, array in self._parts(are_buffers=True))
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the arrays only stand for a model; see :mod:`fedbranch.flower.private`."""
+        return any(map(_is_hidden, self.initial))
+
+    @property
+    def whole_buffers(self) -> NDArray[np.bool_]:
+        """Which entries of the vector of buffers are whole numbers or truth values."""
+        parts = [
+            np.full(_num_real(array), array.dtype.kind in "biu")
+            for _, array in self._parts(are_buffers=True)
+        ]
+        return np.concatenate([np.zeros(0, bool), *parts])
 
     def _parts(self, *, are_buffers: bool) -> Iterator[tuple[str, NDArray[Any]]]:
         """Go through the arrays of one vector, in its order."""
@@ -242,6 +260,10 @@ class Layout:
             return cls(initial, frozenset(state["buffers"]))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFile(f"the saved initial model contradicts itself: {error!r}") from error
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(f"{HIDDEN_PREFIX}.")
 
 
 def _real(array: NDArray[Any]) -> NDArray[Any]:

@@ -200,7 +200,8 @@ class ClusteredStrategy(Strategy):
         grid
             Flower's way to the nodes.
         initial_arrays
-            The initial model.
+            The initial model, or what :func:`fedbranch.flower.hidden_arrays` gives if the
+            server is not to know it.
         num_rounds
             Up to which round.
         timeout
@@ -210,7 +211,7 @@ class ClusteredStrategy(Strategy):
             Sent to the client apps, with ``server-round``.
         evaluate_fn
             Maps a round and a model to metrics. Called with the initial model, and after
-            every round once for each leaf.
+            every round once for each leaf. Not with hidden arrays.
 
         Returns
         -------
@@ -224,6 +225,11 @@ class ClusteredStrategy(Strategy):
         """
         if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
+        if evaluate_fn is not None and Layout.of(initial_arrays, self.buffers).is_hidden:
+            raise ValueError(
+                "evaluate_fn is given, but the arrays are hidden: the server has no model that it "
+                "could evaluate. Leave it out; the clients' own evaluations are in the result"
+            )
         log.info("Starting %s:", type(self).__name__)
         self.summary()
         began = time.monotonic()

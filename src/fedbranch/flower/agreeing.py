@@ -1,0 +1,182 @@
+"""A node's part in the key agreement, in Flower messages.
+
+The server asks (:mod:`fedbranch.flower.relay`), a node answers, and
+:mod:`fedbranch.privacy.agreement` says what it may believe.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedbranch.errors import DamagedMessage
+from fedbranch.flower.private import ClientFunction
+from fedbranch.privacy import Identity, Member, Roster, Secret
+
+__all__ = ["AGREED", "MESSAGE_TYPE", "NONE", "RECORD", "TAKEN", "AgreementMod"]
+
+T = TypeVar("T")
+OfContext: TypeAlias = T | Callable[[Context], T]
+
+ACTION = "fedbranch"  # app.query(ACTION)
+MESSAGE_TYPE = f"query.{ACTION}"
+RECORD = "fedbranch-agreement"
+# What a member can say about its secret, from best to worst.
+AGREED, TAKEN, NONE = "agreed", "taken", "none"
+
+
+class AgreementMod:
+    """A node's part in the key agreement: a query function for its client app.
+
+    Parameters
+    ----------
+    identity
+        This node's own, or how to get it from the context.
+    roster
+        Who belongs to the run, as people settled it without the server, or how to get it.
+    folder
+        Where this node remembers what it has agreed on, or how to get it from the context. It
+        must be the node's own. Without one it is in ``context.state``, which a SuperNode keeps
+        in its memory and forgets when it ends or a new run begins. Both are encrypted under the
+        identity.
+
+    Examples
+    --------
+    ::
+
+        agreement = AgreementMod(my_identity, roster, folder)
+        app = ClientApp(mods=[transform_mod(agreement.secret, initial_model)])
+        app.query("fedbranch")(agreement)
+
+    An app that is made of a ``client_fn`` has it as a mod: ``mods=[agreement, transform_mod(...)]``.
+    """
+
+    def __init__(
+        self,
+        identity: OfContext[Identity],
+        roster: OfContext[Roster],
+        folder: OfContext[Path] | None = None,
+    ) -> None:
+        self._identity = identity
+        self._roster = roster
+        self._folder = folder
+
+    def secret(self, context: Context) -> Secret:
+        """Give the secret that was agreed on; for ``transform_mod``.
+
+        Raises
+        ------
+        NotConfirmed
+            As long as there is none.
+        """
+        return self._member(context).secret
+
+    def __call__(
+        self, message: Message, context: Context, call_next: ClientFunction | None = None
+    ) -> Message:
+        """Answer a message of the agreement; as a mod, pass on all others.
+
+        Raises
+        ------
+        AgreementFailed
+            If something came that no honest server would pass on.
+        """
+        if message.metadata.message_type != MESSAGE_TYPE and call_next is not None:
+            return call_next(message, context)
+        member = self._member(context)
+        try:
+            answer = _answer(member, _content(message))
+        finally:
+            # Before anything is sent. A member that forgets may take another secret.
+            self._remember(member, context)
+        content = RecordDict({RECORD: ConfigRecord({**_state(member), **answer})})
+        return Message(content, reply_to=message)
+
+    def _member(self, context: Context) -> Member:
+        identity, roster = _of(context, self._identity), _of(context, self._roster)
+        name = _memory_name(roster)
+        if self._folder is None:
+            record = context.state.config_records.get(name, ConfigRecord())
+            kept = record.get("memory")
+            memory = kept if isinstance(kept, bytes) else None
+        else:
+            path = _of(context, self._folder) / name
+            memory = path.read_bytes() if path.exists() else None
+        if memory is None:
+            return Member(identity, roster)
+        return Member.from_bytes(identity, roster, memory)
+
+    def _remember(self, member: Member, context: Context) -> None:
+        name = _memory_name(member.roster)
+        if self._folder is None:
+            context.state[name] = ConfigRecord({"memory": member.to_bytes()})
+            return
+        folder = _of(context, self._folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f"{name}.{secrets.token_hex(4)}"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(member.to_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / name)
+
+
+def _of(context: Context, value: OfContext[T]) -> T:
+    return value(context) if callable(value) else value
+
+
+def _memory_name(roster: Roster) -> str:
+    """Name what is remembered: every run and epoch is another agreement."""
+    return f"{RECORD}-{roster.digest.hex()[:32]}"
+
+
+def _content(message: Message) -> ConfigRecord:
+    if not message.has_content() or RECORD not in message.content.config_records:
+        raise DamagedMessage(f"a message of the key agreement without its record {RECORD!r}")
+    return message.content.config_records[RECORD]
+
+
+def _state(member: Member) -> dict[str, str | bytes]:
+    """Say how far a member is. Nobody has to believe it: it only helps the server to ask."""
+    state = AGREED if member.has_agreed else TAKEN if member.has_taken_a_secret else NONE
+    said: dict[str, str | bytes] = {
+        "member": member.fingerprint,
+        "roster": member.roster.digest.hex(),
+        "state": state,
+    }
+    if state != NONE:
+        said["confirmation"] = member.confirmation()
+    if state == AGREED:
+        said["secret"] = member.secret.fingerprint
+    return said
+
+
+def _answer(member: Member, asked: ConfigRecord) -> dict[str, bytes | list[str] | list[bytes]]:
+    """Do what the server asks for, as far as a member may."""
+    match asked.get("step"):
+        case "card":
+            return {"card": member.card()}
+        case "seal":
+            envelopes = member.seal(_blobs(asked, "cards"))
+            return {"members": list(envelopes), "envelopes": list(envelopes.values())}
+        case "open":
+            for envelope in _blobs(asked, "envelopes"):
+                member.open(envelope)
+        case "check":
+            member.check(_blobs(asked, "confirmations"))
+        case step:
+            raise DamagedMessage(f"the server asks for {str(step)[:40]!r}, which is no step")
+    return {}
+
+
+def _blobs(asked: ConfigRecord, name: str) -> list[bytes]:
+    found = asked.get(name)
+    blobs = [blob for blob in found if isinstance(blob, bytes)] if isinstance(found, list) else []
+    if blobs != found:
+        raise DamagedMessage(f"a message of the key agreement without its {name}")
+    return blobs

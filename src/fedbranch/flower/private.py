@@ -1,0 +1,353 @@
+"""Models that the server does not know: hidden by a secret that only the clients share.
+
+The server starts with zeros instead of a model, :func:`hidden_arrays`. Every client has
+:func:`transform_mod` in front of its client app, which reveals what comes and hides what is
+sent. :func:`reveal` gives a member the model at the end. The strategy never notices.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+
+from fedbranch.errors import AgreementFailed, ClientFailed, InvalidUpdate, TransformMismatch
+from fedbranch.flower.arrays import HIDDEN_PARAMS, HIDDEN_PREFIX, Layout
+from fedbranch.flower.halves import HALF_DIFFERENCE
+from fedbranch.privacy import Kind, Permutation, Secret, Transform
+from fedbranch.tree import Vector
+
+__all__ = ["InitialModel", "hidden_arrays", "reveal", "transform_mod"]
+
+Arrays: TypeAlias = ArrayRecord | Mapping[str, NDArray[Any]]
+ClientFunction: TypeAlias = Callable[[Message, Context], Message]
+Mod: TypeAlias = Callable[[Message, Context, ClientFunction], Message]
+InitialModel: TypeAlias = Callable[[int], Arrays]
+Vectors: TypeAlias = NDArray[np.floating[Any]]
+
+INITIAL_MODEL = "initial model"  # what its seed is derived for
+
+
+def hidden_arrays(
+    model: Arrays,
+    kind: Kind = "rotation",
+    *,
+    buffers: Collection[str] | None = None,
+    fingerprint: str | None = None,
+) -> ArrayRecord:
+    """Make the arrays that the server starts with when it is not to know the model.
+
+    Parameters
+    ----------
+    model
+        Arrays like those of the model; only shapes and dtypes are looked at.
+    kind
+        As the clients have it in :func:`transform_mod`.
+    buffers
+        Names of the arrays that are averaged but never compared, as for
+        :class:`ClusteredStrategy`, which is then not told.
+    fingerprint
+        That of the clients' secret (``Secret.fingerprint``), if it is known: clients with
+        another secret then refuse to train, and another run is not taken for this one.
+
+    Returns
+    -------
+    ArrayRecord
+        Zeros. They are float64 so that what a client sends back minus what it was sent is
+        its hidden update as float32, not a rounded one.
+
+    Examples
+    --------
+    >>> arrays = hidden_arrays({"weight": np.empty((64, 10), np.float32)})
+    >>> {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    {'fedbranch-hidden.rotation.parameters': ('float64', (640,))}
+    """
+    zeros = {name: np.zeros_like(array) for name, array in _named(model).items()}
+    nobody = Secret(bytes(32), run="lengths only")  # lengths do not depend on the secret
+    hiding = _Hiding.of(nobody, _layout(zeros, buffers), kind)
+    return hiding.hidden(fingerprint).initial_record
+
+
+def transform_mod(
+    secret: Secret | Callable[[Context], Secret],
+    initial: InitialModel,
+    *,
+    kind: Kind = "rotation",
+    buffers: Collection[str] | None = None,
+) -> Mod:
+    """Make a mod that keeps a client app's model from the server.
+
+    It must be the first in the list, ``ClientApp(mods=[transform_mod(...), ...])``: then it is
+    the first to see what comes and the last to see what goes, and the mods after it, such as
+    Flower's for clipping and noise, see the plain model, as the client app does.
+
+    Parameters
+    ----------
+    secret
+        What the clients share, or how to get it from the context.
+    initial
+        Maps a seed, which follows from the secret, to the initial model. It must give the same
+        numbers on every client.
+    kind
+        The transform; for all clients and the server the same.
+    buffers
+        Names of the arrays that are averaged but never compared, as for ``hidden_arrays``.
+
+    Returns
+    -------
+    Mod
+        It raises, and so the client sends nothing but the reason, if
+
+        - there is no secret: whatever ``secret`` raises;
+        - arrays come that are not hidden in this way: ``TransformMismatch``;
+        - the reply has arrays that it does not know how to hide: ``TransformMismatch``;
+        - the client app raises: ``ClientFailed``, without the message of that error, in which
+          numbers might be.
+
+    Examples
+    --------
+    ::
+
+        app = ClientApp(mods=[transform_mod(agreement.secret, initial_model)])
+    """
+
+    @lru_cache(maxsize=1)  # the same from message to message
+    def hiding_with(known: Secret) -> _Hiding:
+        return _Hiding.from_initial(known, initial, kind, buffers)
+
+    def mod(message: Message, context: Context, call_next: ClientFunction) -> Message:
+        received = None
+        if message.has_content() and message.content.array_records:
+            key, record = _only(message.content.array_records)
+            known = secret if isinstance(secret, Secret) else secret(context)
+            received = hiding_with(known).received(record)
+            message.content = RecordDict({**message.content, key: received.plain})
+        try:
+            reply = call_next(message, context)
+        except AgreementFailed:  # tells the server no more than it has seen
+            raise
+        except Exception as error:
+            raise ClientFailed(_without_its_message(error)) from None
+        if reply.has_content() and reply.content.array_records:
+            if received is None:
+                raise TransformMismatch(
+                    "the client app replies with arrays to a message without any; they are not "
+                    "sent, because they cannot be hidden"
+                )
+            reply.content = _hidden_reply(reply.content, key, received)
+        return reply
+
+    return mod
+
+
+def reveal(
+    arrays: ArrayRecord,
+    secret: Secret,
+    initial: InitialModel,
+    *,
+    kind: Kind = "rotation",
+    buffers: Collection[str] | None = None,
+) -> ArrayRecord:
+    """Give a member the model behind hidden arrays, such as ``result.arrays_of(client_id)``.
+
+    Parameters
+    ----------
+    arrays
+        What the server has.
+    secret, initial, kind, buffers
+        As for :func:`transform_mod`.
+
+    Raises
+    ------
+    TransformMismatch
+        If the arrays were not hidden in this way.
+    """
+    return _Hiding.from_initial(secret, initial, kind, buffers).received(arrays).plain
+
+
+@dataclass(frozen=True)
+class _Hiding:
+    """A model as its members know it, and as the server sees it."""
+
+    secret: Secret
+    kind: Kind
+    layout: Layout  # with the initial model
+    transform: Transform
+    # A rotation would spread the rounding of large counters over all the other buffers.
+    whole: Permutation
+
+    @classmethod
+    def of(cls, secret: Secret, layout: Layout, kind: Kind) -> _Hiding:
+        num_whole = int(layout.whole_buffers.sum())
+        transform = Transform.of(
+            secret,
+            kind,
+            num_params=layout.num_params,
+            num_buffers=layout.num_buffers - num_whole,
+        )
+        whole = Permutation(secret, num_whole, "permutation of whole numbers")
+        return cls(secret, kind, layout, transform, whole)
+
+    @classmethod
+    def from_initial(
+        cls, secret: Secret, initial: InitialModel, kind: Kind, buffers: Collection[str] | None
+    ) -> _Hiding:
+        model = initial(secret.seed(INITIAL_MODEL))
+        return cls.of(secret, _layout(_named(model), buffers), kind)
+
+    def hidden(self, fingerprint: str | None) -> Layout:
+        """Describe what the server sees, which begins with zeros."""
+        prefix = ".".join([HIDDEN_PREFIX, self.kind, *([fingerprint] if fingerprint else [])])
+        lengths = {
+            HIDDEN_PARAMS: self.transform.params.num_hidden,
+            "buffers": self.transform.buffers.num_hidden,
+            "whole-numbers": self.whole.num_hidden,
+        }
+        zeros = {f"{prefix}.{name}": np.zeros(n) for name, n in lengths.items() if n}
+        return _layout(zeros, None)
+
+    @cached_property
+    def accepted(self) -> list[Layout]:
+        """What the server may send: with the name of the secret, or without it."""
+        return [self.hidden(self.secret.fingerprint), self.hidden(None)]
+
+    def received(self, record: ArrayRecord) -> _Received:
+        """Reveal what the server sent.
+
+        Raises
+        ------
+        TransformMismatch
+            If it is not hidden in this way.
+        """
+        hidden = next((one for one in self.accepted if set(one.initial) <= set(record)), None)
+        if hidden is None:
+            raise TransformMismatch(
+                f"the server sent the arrays {list(record)[:5]}; this client, of "
+                f"{self.secret}, expects {list(self.accepted[0].initial)}. Its server app must "
+                "start with hidden_arrays(...) of the same kind, model, buffers and secret"
+            )
+        params = np.empty(hidden.num_params, np.float32)
+        buffers = np.empty(hidden.num_buffers, np.float32)
+        try:
+            hidden.write_update(hidden.initial, record, params, buffers)
+        except InvalidUpdate as error:
+            raise TransformMismatch(
+                f"the server sent another model than this client has: {error}. Give "
+                "hidden_arrays(...) and transform_mod(...) the same model and buffers"
+            ) from None
+        return _Received(self, hidden, params, buffers)
+
+    def revealed_buffers(self, hidden: Vector) -> Vector:
+        num_hidden = self.transform.buffers.num_hidden
+        plain = np.empty(self.layout.num_buffers, np.float32)
+        are_whole = self.layout.whole_buffers
+        plain[~are_whole] = self.transform.buffers.reveal(hidden[:num_hidden].astype(np.float64))
+        plain[are_whole] = self.whole.reveal(hidden[num_hidden:])
+        return plain
+
+    def hidden_buffers(self, plain: Vector) -> Vectors:
+        are_whole = self.layout.whole_buffers
+        wide = plain.astype(np.float64)
+        return np.concatenate(
+            [self.transform.buffers.hide(wide[~are_whole]), self.whole.hide(wide[are_whole])]
+        )
+
+
+@dataclass(frozen=True)
+class _Received:
+    """What came from the server, as displacements from the initial model, still hidden."""
+
+    hiding: _Hiding
+    layout: Layout
+    params: Vector
+    buffers: Vector
+
+    @cached_property
+    def plain(self) -> ArrayRecord:
+        """The model that it stands for."""
+        # As float32 before the initial model is added: so a permutation changes no bit.
+        params = self.hiding.transform.params.reveal(self.params.astype(np.float64))
+        buffers = self.hiding.revealed_buffers(self.buffers)
+        layout = self.hiding.layout
+        return layout.record(layout.arrays_at(params.astype(np.float32), buffers))
+
+    def answered_by(self, reply: ArrayRecord) -> ArrayRecord:
+        """Hide the model that the client app replied with."""
+        layout = self.hiding.layout
+        params = np.empty(layout.num_params, np.float32)
+        buffers = np.empty(layout.num_buffers, np.float32)
+        sent = {name: array.numpy() for name, array in self.plain.items()}
+        layout.write_update(sent, reply, params, buffers)
+        after_params = self.params + self.hiding.transform.params.hide(params.astype(np.float64))
+        after_buffers = self.buffers + self.hiding.hidden_buffers(buffers)
+        return self._record(after_params, after_buffers)
+
+    def with_half_difference(self, reply: ArrayRecord) -> ArrayRecord:
+        """Hide the half difference that the client app replied with."""
+        params = self.hiding.layout.params_in(reply).astype(np.float64)
+        no_buffers = np.zeros(self.layout.num_buffers)
+        return self._record(self.hiding.transform.params.hide(params), no_buffers)
+
+    def _record(self, params: Vectors, buffers: Vectors) -> ArrayRecord:
+        """Put hidden vectors into the arrays that the server knows."""
+        arrays = {}
+        for name, zeros in self.layout.initial.items():
+            if name in self.layout.buffer_names:
+                arrays[name], buffers = buffers[: zeros.size], buffers[zeros.size :]
+            else:
+                arrays[name] = params
+        return self.layout.record(arrays)
+
+
+def _hidden_reply(content: RecordDict, key: str, received: _Received) -> RecordDict:
+    """Hide all arrays of a reply, or refuse to send it."""
+    records = dict(content.array_records)
+    half_key = HALF_DIFFERENCE.format(key)
+    hidden = {}
+    half = records.pop(half_key, None)
+    if half is not None:
+        hidden[half_key] = received.with_half_difference(half)
+    if list(records) != [key]:
+        raise TransformMismatch(
+            f"the reply has array records under {list(content.array_records)}; the model belongs "
+            f"under {key!r} as it came, half the difference under {half_key!r}. Others are not "
+            "sent, because they cannot be hidden"
+        )
+    hidden[key] = received.answered_by(records[key])
+    return RecordDict({**content, **hidden})
+
+
+def _only(records: Mapping[str, ArrayRecord]) -> tuple[str, ArrayRecord]:
+    if len(records) != 1:
+        raise TransformMismatch(
+            f"the server sent array records under {list(records)}; there must be one, of hidden "
+            "arrays"
+        )
+    return next(iter(records.items()))
+
+
+def _without_its_message(error: Exception) -> str:
+    """Say what was raised and where, which helps to find it and contains no numbers."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"the client app raised {type(error).__name__} in {Path(frame.filename).name}, line "
+        f"{frame.lineno} ({frame.name}); its message is not sent, because there may be private "
+        "values in it"
+    )
+
+
+def _layout(arrays: Mapping[str, NDArray[Any]], buffers: Collection[str] | None) -> Layout:
+    return Layout.of(ArrayRecord({name: Array(a) for name, a in arrays.items()}), buffers)
+
+
+def _named(arrays: Arrays) -> dict[str, NDArray[Any]]:
+    if isinstance(arrays, ArrayRecord):
+        return {name: array.numpy() for name, array in arrays.items()}
+    return {name: np.asarray(array) for name, array in arrays.items()}

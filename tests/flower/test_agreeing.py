@@ -1,0 +1,320 @@
+"""Nodes agree on a secret over a server that they do not trust."""
+
+import contextlib
+
+import pytest
+from flwr.clientapp import ClientApp
+
+from fedbranch.errors import AgreementFailed, FederationStalled, NotConfirmed
+from fedbranch.flower import (
+    Agreed,
+    AgreementMod,
+    ClusteredStrategy,
+    agree,
+    hidden_arrays,
+    transform_mod,
+)
+from fedbranch.flower.testing import FakeGrid, FakeNode
+from fedbranch.privacy import Identity, Member, Roster
+from flower.federations import RULE, make_client_app, make_clients, make_model
+from flower.hiding import initial, overhearing, start, theta0, watching
+from flower.wire_scan import Overheard
+
+IDENTITIES = [Identity.new() for _ in range(6)]
+ROSTER = Roster("test", {identity.fingerprint for identity in IDENTITIES})
+NODES = [FakeNode.simulated(i, 6) for i in range(6)]
+
+
+def identity_of(context):
+    return IDENTITIES[context.node_config["partition-id"]]
+
+
+def make_agreeing_grid(*, nodes=NODES, roster=ROSTER, identity=identity_of, folder=None, mods=()):
+    agreement = AgreementMod(identity, roster, folder)
+    mod = transform_mod(agreement.secret, initial)
+    app = make_client_app(make_clients(6), make_model(), [mod, *mods])
+    app.query("fedbranch")(agreement)
+    return FakeGrid(app, nodes), agreement
+
+
+def secrets_of(grid, agreement):
+    """Node id -> the secret that the node would use."""
+    secrets = {}
+    for node_id, context in grid._contexts.items():
+        with contextlib.suppress(AgreementFailed):
+            secrets[node_id] = agreement.secret(context)
+    return secrets
+
+
+def test_nodes_agree_and_train_with_what_they_agreed_on():
+    seen = []
+    grid, agreement = make_agreeing_grid(mods=[watching(seen)])
+    overheard = Overheard()
+    grid.on_reply = overhearing(overheard)
+
+    agreed = agree(grid, min_nodes=6, timeout=4)
+    arrays = hidden_arrays(theta0(initial), fingerprint=agreed.fingerprint)
+    result = start(grid, arrays, rule=None, num_rounds=5)
+
+    (secret,) = set(secrets_of(grid, agreement).values())
+    assert agreed.fingerprint == secret.fingerprint
+    assert set(agreed.members.values()) == ROSTER.members
+    assert agreed.refused == {}
+    assert sorted(result.clusters.values()) == [
+        [f"partition-{i:04d}" for i in group] for group in ([0, 2, 4], [1, 3, 5])
+    ]
+    assert not overheard.holds_key(secret)
+    assert overheard.num_plain_runs(seen) == 0
+    # Cards, one sealer, five envelopes, six checks.
+    assert sum(m.metadata.message_type == "query.fedbranch" for m in grid.sent) == 18
+
+
+def test_what_a_node_remembers_is_closed_to_the_engine_that_keeps_it():
+    grid, agreement = make_agreeing_grid()
+    agree(grid, min_nodes=6, timeout=4)
+
+    (secret,) = set(secrets_of(grid, agreement).values())
+    kept = Overheard()
+    for context in grid._contexts.values():
+        kept.add(*(r["memory"] for r in context.state.config_records.values()))
+
+    assert len(kept.parts) == 6
+    assert not kept.holds_key(secret)
+
+
+def test_nodes_that_remember_in_a_folder_agree_on_the_same_secret_in_the_next_run(tmp_path):
+    def folder(context):
+        return tmp_path / str(context.node_config["partition-id"])
+
+    first = agree(make_agreeing_grid(folder=folder)[0], min_nodes=6, timeout=4)
+
+    again = agree(make_agreeing_grid(folder=folder)[0], min_nodes=6, timeout=4)
+
+    assert again.fingerprint == first.fingerprint
+    files = list(tmp_path.rglob("*/fedbranch-agreement-*"))
+    assert len(files) == 6
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert agree(make_agreeing_grid()[0], 6, 4).fingerprint != first.fingerprint
+
+
+def test_a_late_node_gets_the_secret_from_a_member_while_the_run_goes_on():
+    grid, agreement = make_agreeing_grid()
+    late = grid.disconnect(NODES[5].node_id)
+    agreed = agree(grid, min_nodes=5, timeout=4)
+    arrays = hidden_arrays(theta0(initial), fingerprint=agreed.fingerprint)
+
+    class Welcoming(ClusteredStrategy):
+        agreed: Agreed
+
+        def configure_train(self, server_round, arrays, config, grid):
+            if server_round == 5:
+                grid.connect(late)
+            self.agreed = agree(grid, timeout=4, before=self.agreed)
+            return super().configure_train(server_round, arrays, config, grid)
+
+    Welcoming.agreed = agreed
+    result = start(grid, arrays, rule=None, num_rounds=7, strategy_class=Welcoming)
+
+    assert len(set(secrets_of(grid, agreement).values())) == 1
+    assert len(secrets_of(grid, agreement)) == 6
+    assert result.assignments["partition-0005"] == result.assignments["partition-0001"]
+    # Nobody is asked again in rounds in which nobody came.
+    assert sum(m.metadata.message_type == "query.fedbranch" for m in grid.sent) == 15 + 8
+
+
+def test_a_node_that_was_never_asked_does_not_train():
+    grid, _ = make_agreeing_grid()
+    agreed = agree(make_agreeing_grid()[0], min_nodes=6, timeout=4)
+    replies = []
+    grid.on_reply = lambda message, reply: replies.append(reply)
+
+    strategy = ClusteredStrategy(rule=RULE, fraction_evaluate=0.0)
+    strategy.start(
+        grid, hidden_arrays(theta0(initial), fingerprint=agreed.fingerprint), 1, timeout=0.1
+    )
+
+    assert len(replies) == 6
+    for reply in replies:
+        assert "NotConfirmed" in reply.error.reason
+        assert "has no secret yet; it needs an envelope" in reply.error.reason
+
+
+def agreement_record(message):
+    return message.content.config_records["fedbranch-agreement"]
+
+
+class HostileRelay(FakeGrid):
+    """Changes what it passes on: ``change(step, record, node_id)`` gives another record."""
+
+    def __init__(self, grid, change):
+        super().__init__(grid.client_app, grid.nodes.values())
+        self.change = change
+
+    def push_messages(self, messages):
+        for message in messages:
+            record = message.content.config_records.get("fedbranch-agreement")
+            if record is not None:
+                self.change(record["step"], record, message.metadata.dst_node_id)
+        return super().push_messages(messages)
+
+
+def swapped_envelopes():
+    """Nodes get each other's envelopes."""
+    held = []
+
+    def change(step, record, node_id):
+        if step == "open":
+            held.append((record, record["envelopes"]))
+            if len(held) == 2:
+                (one, first), (other, second) = held
+                one["envelopes"], other["envelopes"] = second, first
+                held.clear()
+
+    return change, "WrongRecipient"
+
+
+def changed_envelope():
+    """One envelope has another byte."""
+
+    def change(step, record, node_id):
+        if step == "open" and node_id == victim():
+            (envelope,) = record["envelopes"]
+            record["envelopes"] = [envelope[:-40] + bytes([envelope[-40] ^ 1]) + envelope[-39:]]
+
+    return change, "DamagedMessage"
+
+
+def cut_envelope():
+    def change(step, record, node_id):
+        if step == "open" and node_id == victim():
+            record["envelopes"] = [record["envelopes"][0][:100]]
+
+    return change, "DamagedMessage"
+
+
+def a_card_of_the_servers_own():
+    """The server puts a key of its own among the cards."""
+    stranger = Identity.new()
+    card = Member(stranger, Roster("test", {*ROSTER.members, stranger.fingerprint})).card()
+
+    def change(step, record, node_id):
+        if step == "seal":
+            record["cards"] = [*record["cards"][:-1], card]
+
+    return change, "NotInRoster"
+
+
+def confirmations_of_another_secret():
+    def change(step, record, node_id):
+        if step == "check":
+            record["confirmations"] = [c[:-1] + bytes([c[-1] ^ 1]) for c in record["confirmations"]]
+
+    return change, "SplitView"
+
+
+def victim():
+    """The node of the highest fingerprint, who never leads."""
+    last = max(range(6), key=lambda i: IDENTITIES[i].fingerprint)
+    return NODES[last].node_id
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        swapped_envelopes,
+        changed_envelope,
+        cut_envelope,
+        a_card_of_the_servers_own,
+        confirmations_of_another_secret,
+    ],
+)
+def test_a_hostile_relay_keeps_the_run_from_starting_and_learns_nothing(attack):
+    honest, agreement = make_agreeing_grid()
+    change, error = attack()
+    grid = HostileRelay(honest, change)
+    overheard = Overheard()
+    replies = []
+
+    def on_reply(message, reply):
+        replies.append(reply)
+        return overhearing(overheard)(message, reply)
+
+    grid.on_reply = on_reply
+    with pytest.raises(NotConfirmed, match=f"and 6 are needed: .*{error}"):
+        agree(grid, min_nodes=6, timeout=4)
+
+    secrets = secrets_of(grid, agreement)
+    assert len(secrets) < 6
+    for secret in {*secrets.values()}:
+        assert not overheard.holds_key(secret)
+    # Should the server go on all the same, who has no secret sends nothing but the reason.
+    replies.clear()
+    ClusteredStrategy(rule=RULE, fraction_evaluate=0.0).start(
+        grid, hidden_arrays(theta0(initial)), 1, timeout=0.2
+    )
+    for reply in replies:
+        has_secret = reply.metadata.src_node_id in secrets
+        assert reply.has_content() == has_secret
+        assert has_secret or "NotConfirmed" in reply.error.reason
+
+
+def test_another_node_draws_the_secret_if_the_leader_vanishes():
+    grid, _ = make_agreeing_grid()
+    leader = NODES[min(range(6), key=lambda i: IDENTITIES[i].fingerprint)].node_id
+
+    def on_reply(message, reply):
+        is_seal = agreement_record(message)["step"] == "seal"
+        return None if is_seal and message.metadata.dst_node_id == leader else reply
+
+    grid.on_reply = on_reply
+    agreed = agree(grid, min_nodes=5, timeout=1)
+
+    assert len(agreed.members) == 5
+    assert agreed.refused == {leader: "no answer in time"}
+
+
+def test_a_node_with_another_roster_is_left_out():
+    other = ROSTER.without(IDENTITIES[5].fingerprint)
+    grid, _ = make_agreeing_grid(
+        roster=lambda context: other if context.node_config["partition-id"] == 0 else ROSTER
+    )
+
+    agreed = agree(grid, min_nodes=5, timeout=4)
+
+    assert list(agreed.refused) == [NODES[0].node_id]
+    assert "it has another roster" in agreed.refused[NODES[0].node_id]
+
+
+def test_a_stranger_is_left_out():
+    stranger = Identity.new()
+
+    def identity(context):
+        return stranger if context.node_config["partition-id"] == 0 else identity_of(context)
+
+    agreed = agree(make_agreeing_grid(identity=identity)[0], min_nodes=5, timeout=4)
+
+    assert "NotInRoster" in agreed.refused[NODES[0].node_id]
+    assert stranger.fingerprint not in agreed.members.values()
+
+
+def test_less_than_half_of_the_roster_is_not_enough():
+    grid, _ = make_agreeing_grid(nodes=NODES[:3])
+
+    with pytest.raises(NotConfirmed, match="0 nodes of 3 have agreed on a secret, and 2 are"):
+        agree(grid, timeout=4)
+
+
+def test_too_few_nodes_stall_the_agreement():
+    grid, _ = make_agreeing_grid(nodes=NODES[:3])
+
+    with pytest.raises(FederationStalled, match="3 nodes are connected and 4 are needed"):
+        agree(grid, min_nodes=4, timeout=0.1)
+
+
+def test_it_works_as_a_mod_of_an_app_that_is_made_of_a_client_fn():
+    agreement = AgreementMod(identity_of, ROSTER)
+    grid = FakeGrid(ClientApp(client_fn=lambda context: None, mods=[agreement]), NODES)
+
+    agreed = agree(grid, min_nodes=6, timeout=4)
+
+    assert len(agreed.members) == 6
