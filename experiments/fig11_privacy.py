@@ -246,7 +246,8 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
     """Say what the groups survive, and where the noise hides them."""
     noises, sketches = _names(outcomes, "noise")[1:], _names(outcomes, "sketch")[1:]
     enough = [name for name in sketches if _number(name) >= ENOUGH]
-    exact = [m["ari"] == 1 for name in ("none", *enough) for m in _of(outcomes, name)]
+    whole = [m["ari"] for name in ("none", *enough) for m in _of(outcomes, name)]
+    alone = [m["ari"] for m in _of(outcomes, "none")]
     cost = max(_accuracy(outcomes, "none") - _accuracy(outcomes, name) for name in enough)
     ratios = [
         m["cosine_error"] / m["stated_error"] for name in sketches for m in _of(outcomes, name)
@@ -258,10 +259,11 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
     least = min((m["epsilon"] for m in kept), default=math.inf)
     return [
         Claim(
-            f"without noise, and with sketches of {ENOUGH} numbers or more, the groups are "
-            "found exactly",
-            all(exact),
-            f"in {sum(exact)} of {len(exact)} runs",
+            f"without noise, and with sketches of {ENOUGH} numbers or more, the groups are found",
+            min(whole) >= FOUND,
+            f"in {sum(ari >= FOUND for ari in whole)} of {len(whole)} runs, exactly in "
+            f"{sum(ari == 1 for ari in whole)}; with neither exactly in "
+            f"{sum(ari == 1 for ari in alone)} of {len(alone)}",
         ),
         Claim("such sketches cost less than 1 point of accuracy", cost < 1, f"{cost:.1f} points"),
         Claim(

@@ -71,16 +71,14 @@ def test_cosines_are_typically_off_by_the_stated_deviation(cosine, size):
     assert np.sqrt(np.mean(errors**2)) == pytest.approx(typical, rel=0.15)
 
 
-@pytest.mark.parametrize("failure", [0.25, 0.05, 0.01])
-@pytest.mark.parametrize("size", [200, 1000])
+@pytest.mark.parametrize(("size", "failure"), [(200, 0.25), (1000, 0.05), (3000, 0.01)])
 @pytest.mark.parametrize("cosine", [-0.3, 0.0, 0.9])
 @pytest.mark.parametrize("kind", ["full", "sparse"])
 def test_cosines_are_rarely_off_by_more_than_the_bound(kind, cosine, size, failure):
     errors = np.abs(sketched_cosines(pair(cosine, kind), size) - cosine)
 
-    assert np.quantile(errors, 1 - failure) <= Sketch(NUM_PARAMS, size).error_bound(
-        cosine, failure=failure
-    )
+    bound = Sketch(NUM_PARAMS, size).error_bound(cosine, failure=failure)
+    assert np.quantile(errors, 1 - failure) <= bound < 1
 
 
 def test_the_bound_says_something_at_size_1000():
