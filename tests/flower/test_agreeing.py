@@ -1,6 +1,11 @@
 """Nodes agree on a secret over a server that they do not trust."""
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from flwr.clientapp import ClientApp
@@ -18,6 +23,7 @@ from fedbranch.flower.testing import FakeGrid, FakeNode
 from fedbranch.privacy import Identity, Member, Roster
 from flower.federations import RULE, make_client_app, make_clients, make_model
 from flower.hiding import initial, overhearing, start, theta0, watching
+from flower.test_ray import ENVIRONMENT
 from flower.wire_scan import Overheard
 
 IDENTITIES = [Identity.new() for _ in range(6)]
@@ -318,3 +324,24 @@ def test_it_works_as_a_mod_of_an_app_that_is_made_of_a_client_fn():
     agreed = agree(grid, min_nodes=6, timeout=4)
 
     assert len(agreed.members) == 6
+
+
+@pytest.mark.slow
+def test_on_flowers_engine_a_hidden_run_is_the_plain_one_to_the_bit(tmp_path):
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "ray_hidden.py"],
+        env={**os.environ, **ENVIRONMENT, "FEDERATION_FOLDER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["num_agreed"] == 6
+    assert found["is_same_secret"]
+    assert found["num_refused"] == 0
+    assert found["clusters"]["hidden"] == found["clusters"]["plain"]
+    assert len(found["clusters"]["plain"]) == 2
+    for revealed_weight, revealed_bias, weight, bias in found["models"].values():
+        assert (revealed_weight, revealed_bias) == (weight, bias)

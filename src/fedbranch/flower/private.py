@@ -117,17 +117,14 @@ def transform_mod(
 
         app = ClientApp(mods=[transform_mod(agreement.secret, initial_model)])
     """
-
-    @lru_cache(maxsize=1)  # the same from message to message
-    def hiding_with(known: Secret) -> _Hiding:
-        return _Hiding.from_initial(known, initial, kind, buffers)
+    names = None if buffers is None else frozenset(buffers)
 
     def mod(message: Message, context: Context, call_next: ClientFunction) -> Message:
         received = None
         if message.has_content() and message.content.array_records:
             key, record = _only(message.content.array_records)
             known = secret if isinstance(secret, Secret) else secret(context)
-            received = hiding_with(known).received(record)
+            received = _hiding(known, initial, kind, names).received(record)
             message.content = RecordDict({**message.content, key: received.plain})
         try:
             reply = call_next(message, context)
@@ -304,6 +301,13 @@ class _Received:
             else:
                 arrays[name] = params
         return self.layout.record(arrays)
+
+
+@lru_cache(maxsize=1)  # the same from message to message
+def _hiding(
+    secret: Secret, initial: InitialModel, kind: Kind, buffers: frozenset[str] | None
+) -> _Hiding:
+    return _Hiding.from_initial(secret, initial, kind, buffers)
 
 
 def _hidden_reply(content: RecordDict, key: str, received: _Received) -> RecordDict:
