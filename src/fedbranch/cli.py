@@ -174,6 +174,46 @@ def data(
         print_holding(holding, Console())
 
 
+@app.command()
+def audit(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer clients, in a minute.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Save the results as JSON.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of digits, models and secrets.")] = 0,
+    as_json: AsJSON = False,
+) -> None:
+    """Attack hidden updates as a curious server would, and say what leaks."""
+    try:
+        from fedbranch.privacy import audit as audits
+    except ImportError as error:
+        raise FedbranchError(str(error)) from error
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description:<44}"),
+        BarColumn(),
+        TextColumn("attack {task.completed}/{task.total}"),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=len(audits.ATTACKS))
+        begun = iter(range(len(audits.ATTACKS)))
+        results = audits.audit(
+            seed=seed,
+            sizes=audits.Sizes.quick() if quick else None,
+            on_attack=lambda attack: progress.update(
+                task, completed=next(begun), description=attack.title
+            ),
+        )
+        progress.update(task, completed=len(audits.ATTACKS), description="done")
+    if out is not None:
+        results.save(out)
+    if as_json:
+        print(json.dumps(results.to_json(), indent=1))
+    else:
+        audits.print_results(results, Console())
+
+
 def _run_experiment(
     experiment: Experiment,
     name: str,

@@ -1,0 +1,542 @@
+"""Every attack on every transform: what the server knows, tries and gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedbranch.privacy.audit import candidates, inversion, labels, matching, pairs, reuse, words
+from fedbranch.privacy.audit.measures import Measured, of_hits, of_images
+from fedbranch.privacy.audit.victims import (
+    LEARNING_RATE,
+    NUM_CLASSES,
+    NUM_PIXELS,
+    Digits,
+    Network,
+    Victims,
+    split_digits,
+)
+from fedbranch.privacy.audit.views import View, seen_apart, seen_together
+from fedbranch.seeds import stream_seed
+
+__all__ = ["ATTACKS", "Attack", "Scene", "Sizes"]
+
+Numbers: TypeAlias = NDArray[np.floating[Any]]
+Goal: TypeAlias = Literal["image", "label", "record", "client", "words"]
+
+BATCH = 8
+NOISE = 0.1
+NUM_KNOWN = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes
+    ----------
+    victims
+        Clients of one record each; also the number of candidates.
+    batches
+        Clients of eight records each; also the number of candidates.
+    sought
+        Clients whose records are sought by optimisation.
+    steps
+        Of every optimisation.
+    crowd
+        Clients of one record each whose updates are hidden by the same transform.
+    writers
+        Clients with texts.
+    models
+        Models for attacks whose luck depends on the model.
+    """
+
+    victims: int = 100
+    batches: int = 50
+    sought: int = 30
+    steps: int = 1000
+    crowd: int = 898
+    writers: int = 300
+    models: int = 5
+
+    @classmethod
+    def quick(cls) -> Sizes:
+        """Give sizes for a look: the same attacks on fewer clients."""
+        return cls(victims=50, batches=20, sought=8, steps=300, crowd=600, writers=150, models=2)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Clients and a server, drawn from a seed; everything is computed once."""
+
+    seed: int
+    sizes: Sizes
+
+    def place(self, name: str) -> int:
+        """Give the seed for one use."""
+        return stream_seed(self.seed, name)
+
+    @cached_property
+    def _digits(self) -> tuple[Digits, Digits]:
+        return split_digits(self.seed)
+
+    @property
+    def held(self) -> Digits:
+        """What clients hold."""
+        return self._digits[0]
+
+    @property
+    def public(self) -> Digits:
+        """Digits of other people, which the server may use as it likes."""
+        return self._digits[1]
+
+    @cached_property
+    def network(self) -> Network:
+        """The model θ0."""
+        return Network.drawn(self.place("model"))
+
+    @cached_property
+    def shadows(self) -> list[Network]:
+        """Models that a server draws which does not know θ0."""
+        return [Network.drawn(self.place(f"shadow {number}")) for number in range(16)]
+
+    @cached_property
+    def crowd(self) -> Victims:
+        """Clients of one record each; the first ones are attacked."""
+        return Victims.training(self.network, self.held[: self.sizes.crowd])
+
+    @cached_property
+    def batches(self) -> Victims:
+        """Clients of eight records each."""
+        return Victims.training(self.network, self.held[: BATCH * self.sizes.batches], BATCH)
+
+    @cached_property
+    def second_round(self) -> Victims:
+        """The attacked clients in the next round, after a step of the mean update."""
+        step = -LEARNING_RATE * self.crowd.gradients[: self.sizes.victims].mean(0)
+        moved = Network(self.network.params + torch.from_numpy(step.astype(np.float32)))
+        return Victims.training(moved, self.held[: self.sizes.victims])
+
+    @cached_property
+    def writers(self) -> words.Writers:
+        """Clients with texts."""
+        return words.Writers.training(self.sizes.writers, self.place("texts"))
+
+    @cached_property
+    def public_words(self) -> NDArray[np.bool_]:
+        """Which words other people use."""
+        return words.public_words(2000, self.place("public texts"))
+
+    def one(self, view: View) -> Numbers:
+        """Give what the server sees of the attacked clients, each in a run of its own."""
+        return seen_apart(view, self.crowd.gradients[: self.sizes.victims], self.place("one"))
+
+    def eight(self, view: View) -> Numbers:
+        """Give the same for clients of eight records."""
+        return seen_apart(view, self.batches.gradients, self.place("eight"))
+
+    def together(self, view: View) -> Numbers:
+        """Give what it sees of all clients of one run."""
+        return seen_together(view, self.crowd.gradients, self.place("together"))
+
+    def noisy(self, view: View, multiplier: float | None = None) -> Numbers:
+        """Give what it sees of the attacked clients, which add noise before they hide.
+
+        The noise is a tenth of an update as a whole; or, in every number, the multiplier times
+        an update's usual length, as the Gaussian mechanism adds it.
+        """
+        plain = self.crowd.gradients[: self.sizes.victims]
+        noise = np.random.default_rng(self.place("noise")).normal(size=plain.shape)
+        lengths = np.linalg.norm(plain, axis=1, keepdims=True)
+        if multiplier is None:
+            noise *= NOISE * lengths / plain.shape[1] ** 0.5
+        else:
+            noise *= multiplier * np.median(lengths)
+        noisy = (plain + noise).astype(np.float32)
+        return seen_together(view, noisy, self.place("noisy"))
+
+    @cached_property
+    def expected(self) -> Numbers:
+        """What the attacked clients' records would send: the candidates."""
+        return self.network.gradients_of(self.held[: self.sizes.victims])
+
+    def side_by_side(self, records: Digits, per_client: int = 1) -> Numbers:
+        """Give what clients send under many guessed models: inner products are means over these."""
+        shadows = [shadow.gradients_of(records, per_client) for shadow in self.shadows]
+        return np.asarray(np.hstack(shadows) / len(shadows) ** 0.5)
+
+    def judged_images(self, guessed: Numbers, per_client: int = 1) -> Measured:
+        """Judge guesses of shape (clients, guesses, 64) for the first clients."""
+        images = self.held.images[: len(guessed) * per_client]
+        shape = (len(guessed), per_client, NUM_PIXELS)
+        return of_images(guessed, images.reshape(shape), self.public.images.mean(0))
+
+    def judged_labels(self, guessed: NDArray[np.int64]) -> Measured:
+        """Judge one label for each of the first clients."""
+        return of_hits(guessed == self.held.labels[: len(guessed)], 1 / NUM_CLASSES)
+
+    def judged_records(self, guessed: NDArray[np.intp]) -> Measured:
+        """Judge which candidate each client is, where each is the one in its own place."""
+        return of_hits(guessed == np.arange(len(guessed)), 1 / len(guessed))
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack.
+
+    Attributes
+    ----------
+    key
+        Its name in the results.
+    title
+        Its name for people.
+    tries
+        In a few words, what the server does.
+    goal
+        What it is after.
+    knows
+        What the server knows beside what it sees, the task and public data.
+    run
+        Gives what it gets under one transform.
+    """
+
+    key: str
+    title: str
+    tries: str
+    goal: Goal
+    knows: str
+    run: Callable[[Scene, View], Measured]
+
+
+def _dense(scene: Scene, view: View) -> Measured:
+    return scene.judged_images(inversion.inverted(scene.one(view)))
+
+
+def _dense_of_eight(scene: Scene, view: View) -> Measured:
+    return scene.judged_images(inversion.inverted(scene.eight(view), BATCH), BATCH)
+
+
+def _matched(model: Literal["known", "guessed"]) -> Callable[[Scene, View], Measured]:
+    def run(scene: Scene, view: View) -> Measured:
+        network = scene.network if model == "known" else scene.shadows[0]
+        found = matching.matched(
+            network, scene.one(view)[: scene.sizes.sought],
+            per_client=1, num_steps=scene.sizes.steps, seed=scene.place("start"),
+        )  # fmt: skip
+        return scene.judged_images(found.images)
+
+    return run
+
+
+def _matched_eight(scene: Scene, view: View) -> Measured:
+    found = matching.matched(
+        scene.network, scene.eight(view)[: scene.sizes.sought],
+        per_client=BATCH, num_steps=scene.sizes.steps, seed=scene.place("start"),
+    )  # fmt: skip
+    return scene.judged_images(found.images, BATCH)
+
+
+def _values_fitted(scene: Scene, view: View) -> Measured:
+    seen = scene.one(view)[: scene.sizes.sought]
+    steps = scene.sizes.steps // 3
+    found = matching.matched_by_values(scene.network, seen, scene.public, num_steps=steps)
+    return scene.judged_images(found.images)
+
+
+def _cosines_image(scene: Scene, view: View) -> Measured:
+    return scene.judged_images(inversion.inverted(inversion.behind_the_cosines(scene.one(view))))
+
+
+def _cosines_label(scene: Scene, view: View) -> Measured:
+    values = inversion.behind_the_cosines(scene.one(view))
+    return scene.judged_labels(labels.from_largest_errors(values))
+
+
+def _signs(scene: Scene, view: View) -> Measured:
+    return scene.judged_labels(labels.from_signs(scene.one(view)))
+
+
+def _signs_of_eight(scene: Scene, view: View) -> Measured:
+    guessed = labels.from_signs(scene.eight(view))
+    held = scene.held.labels[: BATCH * len(guessed)].reshape(-1, BATCH)
+    chance = np.mean([len(np.unique(row)) for row in held]) / NUM_CLASSES
+    return of_hits((held == guessed[:, None]).any(1), float(chance))
+
+
+def _value_statistics(model: Literal["known", "guessed"]) -> Callable[[Scene, View], Measured]:
+    def run(scene: Scene, view: View) -> Measured:
+        networks = [scene.network] if model == "known" else scene.shadows[:4]
+        # The server practises on the public records, with secrets of its own.
+        seed = scene.place("practice")
+        practice = [
+            seen_together(view, network.gradients_of(scene.public), seed + number)
+            for number, network in enumerate(networks)
+        ]
+        guessed = labels.from_value_statistics(scene.one(view), practice, scene.public)
+        return scene.judged_labels(guessed)
+
+    return run
+
+
+def _norm(scene: Scene, view: View) -> Measured:
+    return scene.judged_records(candidates.by_norm(scene.one(view), scene.expected))
+
+
+def _norm_of_eight(scene: Scene, view: View) -> Measured:
+    expected = scene.network.gradients_of(scene.batches.digits, BATCH)
+    return scene.judged_records(candidates.by_norm(scene.eight(view), expected))
+
+
+def _norm_in_noise(*, corrected: bool) -> Callable[[Scene, View], Measured]:
+    def run(scene: Scene, view: View) -> Measured:
+        noise = NOISE if corrected else 0.0
+        return scene.judged_records(candidates.by_norm(scene.noisy(view), scene.expected, noise))
+
+    return run
+
+
+def _norm_in_much_noise(scene: Scene, view: View) -> Measured:
+    seen = scene.noisy(view, multiplier=0.1)
+    noise = 0.1 * scene.network.num_params**0.5
+    return scene.judged_records(candidates.by_norm(seen, scene.expected, noise))
+
+
+def _loss(scene: Scene, view: View) -> Measured:  # noqa: ARG001 -- no transform changes it
+    num_victims = scene.sizes.victims
+    expected = scene.network.losses_of(scene.held[:num_victims])
+    return scene.judged_records(candidates.by_loss(scene.crowd.losses[:num_victims], expected))
+
+
+def _values(scene: Scene, view: View) -> Measured:
+    return scene.judged_records(candidates.by_values(scene.one(view), scene.expected))
+
+
+def _values_of_eight(scene: Scene, view: View) -> Measured:
+    expected = scene.network.gradients_of(scene.batches.digits, BATCH)
+    return scene.judged_records(candidates.by_values(scene.eight(view), expected))
+
+
+def _values_in_noise(scene: Scene, view: View) -> Measured:
+    return scene.judged_records(candidates.by_values(scene.noisy(view), scene.expected))
+
+
+def _pixel_counts(scene: Scene, view: View) -> Measured:
+    images = scene.held.images[: scene.sizes.victims]
+    return scene.judged_records(candidates.by_pixel_counts(scene.one(view), images))
+
+
+def _angles_of_eight(scene: Scene, view: View) -> Measured:
+    seen = seen_together(view, scene.batches.gradients, scene.place("eight together"))
+    expected = scene.side_by_side(scene.batches.digits, BATCH)
+    order = np.random.default_rng(scene.place("order")).permutation(len(seen))
+    return scene.judged_records(order[candidates.by_angles(seen, expected[order])])
+
+
+def _angles(
+    model: Literal["known", "guessed"],
+    noise: Literal["none", "10 %"] | float = "none",
+) -> Callable[[Scene, View], Measured]:
+    def run(scene: Scene, view: View) -> Measured:
+        num_victims = scene.sizes.victims
+        if noise == "none":
+            seen = scene.together(view)[:num_victims]
+        else:
+            seen = scene.noisy(view, None if noise == "10 %" else noise)
+        expected = scene.expected
+        if model == "guessed":
+            expected = scene.side_by_side(scene.held[:num_victims])
+        order = np.random.default_rng(scene.place("order")).permutation(num_victims)
+        return scene.judged_records(order[candidates.by_angles(seen, expected[order])])
+
+    return run
+
+
+def _pairs(num_pairs: int) -> Callable[[Scene, View], Measured]:
+    def run(scene: Scene, view: View) -> Measured:
+        num_victims = scene.sizes.victims
+        seen, plain = scene.together(view), scene.crowd.gradients
+        known = slice(num_victims, num_victims + num_pairs)
+        found = pairs.revealed(seen[:num_victims], seen[known], plain[known])
+        return scene.judged_images(inversion.inverted(found))
+
+    return run
+
+
+def _known_labels(scene: Scene, view: View) -> Measured:
+    num_victims, seen = scene.sizes.victims, scene.together(view)
+    known = slice(num_victims, num_victims + NUM_KNOWN)
+    return scene.judged_labels(
+        pairs.labels_of_the_nearest(seen[:num_victims], seen[known], scene.held.labels[known])
+    )
+
+
+def _blended(scene: Scene, view: View) -> Measured:
+    num_victims, seen = scene.sizes.victims, scene.together(view)
+    known = slice(num_victims, num_victims + NUM_KNOWN)
+    images = pairs.blended(seen[:num_victims], seen[known], scene.held.images[known])
+    return scene.judged_images(images[:, None, :])
+
+
+def _known_records(scene: Scene, view: View) -> Measured:
+    num_victims, seen = scene.sizes.victims, scene.together(view)
+    known = slice(num_victims, num_victims + NUM_KNOWN)
+    found = matching.matched_by_angles(
+        scene.network, seen[: scene.sizes.sought], seen[known], scene.held[known],
+        num_steps=scene.sizes.steps,
+    )  # fmt: skip
+    return scene.judged_images(found.images)
+
+
+def _linked(scene: Scene, view: View) -> Measured:
+    second = seen_together(view, scene.second_round.gradients, scene.place("together"))
+    return scene.judged_records(reuse.linked(scene.together(view)[: len(second)], second))
+
+
+def _pixels(scene: Scene, view: View) -> Measured:
+    images = reuse.images_from_zeros(scene.together(view), scene.public)
+    return scene.judged_images(images[: scene.sizes.victims, None, :])
+
+
+def _shape_image(scene: Scene, view: View) -> Measured:
+    seen, expected = scene.together(view), scene.network.gradients_of(scene.public)
+    found = reuse.labels_by_shape(seen, [expected], scene.public, seed=scene.place("clumps"))
+    images = reuse.images_by_shape(seen, found, expected, scene.public)
+    return scene.judged_images(images[: scene.sizes.victims, None, :])
+
+
+def _shape_label(model: Literal["known", "guessed"]) -> Callable[[Scene, View], Measured]:
+    def run(scene: Scene, view: View) -> Measured:
+        # All clients of a label are named right or wrong together: what is judged is the names.
+        held, hits = scene.held[: scene.sizes.crowd], []
+        for number in range(scene.sizes.models):
+            network = Network.drawn(scene.place(f"model {number}"))
+            believed = [network] if model == "known" else scene.shadows[:8]
+            found = reuse.labels_by_shape(
+                seen_together(view, network.gradients_of(held), scene.place(f"run {number}")),
+                [each.gradients_of(scene.public) for each in believed],
+                scene.public, seed=scene.place("clumps"),
+            )  # fmt: skip
+            right = found == held.labels
+            hits += [right[held.labels == label].mean() > 0.5 for label in range(NUM_CLASSES)]
+        return of_hits(np.array(hits), 1 / NUM_CLASSES)
+
+    return run
+
+
+def _rows_of_words(scene: Scene, view: View) -> Measured:
+    seen = seen_apart(view, scene.writers.updates, scene.place("texts"))
+    return _judged_words(scene, words.from_rows(seen, scene.public_words), 0)
+
+
+def _known_texts(scene: Scene, view: View) -> Measured:
+    seen, num_known = seen_together(view, scene.writers.updates, scene.place("texts")), 50
+    guessed = words.from_known_texts(
+        seen[num_known:], seen[:num_known], scene.writers.has_word[:num_known], scene.public_words
+    )
+    return _judged_words(scene, guessed, num_known)
+
+
+def _judged_words(scene: Scene, guessed: NDArray[np.intp], first: int) -> Measured:
+    has_word = scene.writers.has_word[first:]
+    by_frequency = has_word[:, words.most_frequent(scene.public_words)].mean()
+    return of_hits(np.take_along_axis(has_word, guessed, axis=1), float(by_frequency))
+
+
+MODEL = "the model"
+CANDIDATES = "all candidates' records"
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack("dense", "dense layer inverted, 1 record",
+           "divides weight gradients by bias gradients", "image", "", _dense),
+    Attack("dense-8", "dense layer inverted, 8 records",
+           "the same; units that look like images", "image", "", _dense_of_eight),
+    Attack("matching", "gradient matching, 1 record",
+           "seeks an image with this gradient", "image", MODEL, _matched("known")),
+    Attack("matching-8", "gradient matching, 8 records",
+           "seeks eight images with this mean gradient", "image", MODEL, _matched_eight),
+    Attack("matching-guessed", "gradient matching, 1 record",
+           "the same with a guessed model", "image", "", _matched("guessed")),
+    Attack("values-fitted", "sorted values fitted",
+           "seeks an image whose gradient has these values", "image", MODEL, _values_fitted),
+    Attack("cosines", "inverse cosine transform",
+           "undoes the public part, then inverts the layer", "image", "", _cosines_image),
+    Attack("cosines-label", "inverse cosine transform",
+           "undoes the public part, takes the largest error", "label", "", _cosines_label),
+    Attack("signs", "label from signs, 1 record",
+           "the one negative bias gradient", "label", "", _signs),
+    Attack("signs-8", "label from signs, 8 records",
+           "names one label that the client holds", "label", "", _signs_of_eight),
+    Attack("statistics", "label from value statistics",
+           "learns what each label's values look like", "label", MODEL, _value_statistics("known")),
+    Attack("statistics-guessed", "label from value statistics",
+           "the same with guessed models", "label", "", _value_statistics("guessed")),
+    Attack("norm", "candidate by norm, 1 record",
+           "compares lengths", "record", f"{MODEL}, {CANDIDATES}", _norm),
+    Attack("norm-8", "candidate by norm, 8 records",
+           "compares lengths", "record", f"{MODEL}, {CANDIDATES}", _norm_of_eight),
+    Attack("norm-noise-naive", "candidate by norm, noise of 10 %",
+           "compares lengths, and ignores the noise", "record", f"{MODEL}, {CANDIDATES}",
+           _norm_in_noise(corrected=False)),
+    Attack("norm-noise", "candidate by norm, noise of 10 %",
+           "takes the noise's share out of the length", "record", f"{MODEL}, {CANDIDATES}",
+           _norm_in_noise(corrected=True)),
+    Attack("norm-much-noise", "candidate by norm, noise multiplier 0.1",
+           "takes the noise's share out of the length", "record", f"{MODEL}, {CANDIDATES}",
+           _norm_in_much_noise),
+    Attack("values", "candidate by values, 1 record",
+           "compares sorted values", "record", f"{MODEL}, {CANDIDATES}", _values),
+    Attack("values-8", "candidate by values, 8 records",
+           "compares sorted values", "record", f"{MODEL}, {CANDIDATES}", _values_of_eight),
+    Attack("values-noise", "candidate by values, noise of 10 %",
+           "compares sorted values", "record", f"{MODEL}, {CANDIDATES}", _values_in_noise),
+    Attack("pixel-counts", "candidate by values, 1 record",
+           "counts pixels of each brightness", "record", CANDIDATES, _pixel_counts),
+    Attack("loss", "candidate by reported loss",
+           "compares the training loss sent along", "record", f"{MODEL}, {CANDIDATES}", _loss),
+    Attack("angles", "candidates by angles",
+           "matches all clients at once by their angles", "record", f"{MODEL}, {CANDIDATES}",
+           _angles("known")),
+    Attack("angles-noise", "candidates by angles, noise of 10 %",
+           "the same", "record", f"{MODEL}, {CANDIDATES}", _angles("known", "10 %")),
+    Attack("angles-much-noise", "candidates by angles, noise multiplier 0.1",
+           "the same", "record", f"{MODEL}, {CANDIDATES}", _angles("known", 0.1)),
+    Attack("angles-most-noise", "candidates by angles, noise multiplier 1",
+           "the same", "record", f"{MODEL}, {CANDIDATES}", _angles("known", 1.0)),
+    Attack("angles-guessed", "candidates by angles",
+           "the same with guessed models", "record", CANDIDATES, _angles("guessed")),
+    Attack("angles-8", "candidates by angles, 8 records",
+           "the same with guessed models", "record", CANDIDATES, _angles_of_eight),
+    *(
+        Attack(f"pairs-{number}", f"known pairs: {number}", "solves for the transform", "image",
+               f"{number} other plain update{'s' if number > 1 else ''}", _pairs(number))
+        for number in (1, 8, 64, 512)
+    ),
+    Attack("known-labels", "angles to 64 known clients",
+           "takes the label of the nearest", "label", "64 other clients' labels", _known_labels),
+    Attack("blended", "angles to 64 known clients",
+           "blends their images", "image", "64 other clients' records", _blended),
+    Attack("known-records", "angles to 64 known clients",
+           "seeks an image with these angles", "image", f"{MODEL}, 64 other clients' records",
+           _known_records),
+    Attack("linked", "rounds linked", "finds a nameless client again in the next round",
+           "client", "", _linked),
+    Attack("pixels", "zero patterns of pixels",
+           "groups weights that are zero together in many updates", "image", "", _pixels),
+    Attack("shape", "shape of the crowd",
+           "ten clumps, named by their lengths and angles", "label", MODEL, _shape_label("known")),
+    Attack("shape-image", "shape of the crowd",
+           "turns an expected cloud onto the seen one", "image", MODEL, _shape_image),
+    Attack("shape-guessed", "shape of the crowd",
+           "ten clumps, named with guessed models", "label", "", _shape_label("guessed")),
+    Attack("words", "zero rows of an embedding, 1 update",
+           "the words whose rows moved", "words", "", _rows_of_words),
+    Attack("known-texts", "zero patterns of an embedding",
+           "groups numbers that move together, names them", "words", "50 other clients' texts",
+           _known_texts),
+)  # fmt: skip
