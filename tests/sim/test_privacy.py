@@ -288,6 +288,45 @@ def test_a_counter_that_grows_does_not_blur_the_statistics_beside_it(kind):
     assert np.abs(plain[~is_counter] + 1).max() < 2e-6  # far below BatchNorm's eps, 1e-5
 
 
+@pytest.mark.parametrize(
+    "privacy",
+    [PERMUTATION, ROTATION, replace(ROTATION, sketch=64)],
+    ids=["permutation", "rotation", "sketch"],
+)
+def test_a_batch_of_any_library_is_hidden_as_one_by_one(privacy):
+    model = with_batch_norm()
+    hiding = Hiding(privacy, model)
+    state = ModelState.of(model)
+    rng = np.random.default_rng(0)
+    vectors, signals, halves = rng.normal(size=(3, 3, state.params.numel())).astype(np.float32)
+    buffers = rng.normal(size=(3, state.buffers.numel())).astype(np.float32)
+    halves[1] = 0  # no halves
+    batch = fb.UpdateBatch(
+        client_ids=["a", "b", "c"], vectors=torch.tensor(vectors), num_examples=[1, 2, 3],
+        bases=["x"] * 3, metrics=[{}] * 3, buffers=torch.tensor(buffers),
+        signals=torch.tensor(signals), half_differences=torch.tensor(halves),
+    )  # fmt: skip
+
+    hidden = hiding.hidden_batch(batch)
+
+    for column in (hidden.vectors, hidden.buffers, hidden.signals, hidden.half_differences):
+        assert isinstance(column, torch.Tensor)
+        assert column.dtype == torch.float32
+    assert not hidden.half_differences[1].any()
+    for row in range(3):
+        alone = hiding.hidden(
+            fb.Update(
+                vectors[row], 1, buffers=buffers[row], signal=signals[row],
+                half_difference=halves[row],
+            )
+        )  # fmt: skip
+        assert np.array_equal(hidden.vectors[row], alone.vector)
+        assert np.array_equal(hidden.buffers[row], alone.buffers)
+        assert np.array_equal(hidden.signals[row], alone.signal)
+        assert np.array_equal(hidden.half_differences[row], alone.half_difference)
+        assert alone.signal.shape == (hiding.num_signal or hiding.num_params,)
+
+
 # Files
 
 
@@ -517,23 +556,27 @@ def test_norms_of_sketches_are_those_of_updates_but_for_chance():
                 assert ours.record.decisions[0].measurements[name] == pytest.approx(value, rel=0.25)
 
 
-def test_updates_are_only_averaged_where_sketches_are_compared(tmp_path):
-    sizes = {}  # of all tensors with a row for each client, by the file's kind
-    num_params = {}
+@pytest.mark.parametrize("rule", RULES)
+def test_whole_updates_are_kept_only_while_a_cluster_waits(tmp_path, rule):
+    lengths = {}  # of what is kept for each client: by the file's kind and the round
 
     def keep(entry):
-        state, files = read_checkpoint(tmp_path / "state", "server")
-        num_params.setdefault("hidden", state["tree"]["num_params"])
-        for file_name, tensors in files.items():
-            for tensor in tensors.values():
-                if tensor.ndim == 2:
-                    sizes.setdefault(file_name.split("-")[0], set()).add(tensor.shape[1])
+        _, files = read_checkpoint(tmp_path / "state", "server")
+        for name, tensors in files.items():
+            kept = {tensor.shape[1] for tensor in tensors.values() if tensor.ndim == 2}
+            if kept:
+                lengths.setdefault(name.split("-")[0], {})[entry.record.round] = kept
 
-    run = simulate(Privacy(SECRET, sketch=64), folder=tmp_path, checkpoint_every=1, on_round=keep)
+    run = simulate(
+        Privacy(SECRET, sketch=64), rule=rule, folder=tmp_path, checkpoint_every=1, on_round=keep
+    )
 
+    held = {number for number, _, verdict, *_ in decisions(run) if verdict == "hold"}
     assert len(run.clusters) == 2
-    assert sizes == {"edge": {64}}
-    assert num_params["hidden"] > 64
+    assert run.tree.num_params > 64
+    assert set().union(*lengths["edge"].values()) == {64}
+    assert set(lengths.get("held", {})) == held
+    assert bool(held) == (rule == "auto")
 
 
 # Noise
@@ -549,6 +592,21 @@ def test_noise_is_seeded_and_the_metrics_stay_at_home():
     assert first == again != other
     for entry in runs[0].history:
         assert all(metrics == {} for metrics in entry.record.metrics.values())
+
+
+def test_every_client_draws_noise_of_its_own_in_every_round():
+    sent = []
+
+    def noted(client_id, this_round, update):
+        sent.append(update.vector)
+        return update
+
+    # So much of it that there is hardly anything else.
+    simulate(Privacy(SECRET, noise=Noise(clip=1e-3, multiplier=1e3)), before_send=noted, rounds=2)
+
+    similarity = fb.cosine_similarity(np.stack(sent))
+    assert len(sent) == 16
+    assert np.abs(similarity - np.eye(16)).max() < 0.25  # of independent ones, about 0.03
 
 
 def test_noise_comes_before_before_send():

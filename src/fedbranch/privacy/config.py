@@ -28,7 +28,8 @@ class Privacy:
         How parameters are hidden; None to send them as they are.
     sketch
         How many numbers of a hidden update are compared, instead of all of them. The update
-        itself is then only averaged. Needs the rotation: any of its numbers stand for all.
+        itself is then only averaged; but while a cluster waits for more answers or losses, the
+        server has to keep it. Needs the rotation: any of its numbers stand for all.
     noise
         Differential privacy for every client; by default none.
 
