@@ -1,6 +1,7 @@
 """Nodes agree on a secret over a server that they do not trust."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -124,8 +125,27 @@ def test_a_late_node_gets_the_secret_from_a_member_while_the_run_goes_on():
     assert len(set(secrets_of(grid, agreement).values())) == 1
     assert len(secrets_of(grid, agreement)) == 6
     assert result.assignments["partition-0005"] == result.assignments["partition-0001"]
-    # Nobody is asked again in rounds in which nobody came.
-    assert sum(m.metadata.message_type == "query.fedbranch" for m in grid.sent) == 15 + 8
+    # Nobody is asked again but the one that came, and one member for an envelope.
+    assert sum(m.metadata.message_type == "query.fedbranch" for m in grid.sent) == 15 + 3
+
+
+def test_a_node_that_forgot_gets_the_secret_again_from_whoever_answers():
+    grid, agreement = make_agreeing_grid()
+    agreed = agree(grid, min_nodes=6, timeout=4)
+    forgetful, silent = NODES[2], sorted(agreed.members, key=agreed.members.get)[0]
+    if forgetful.node_id == silent:
+        forgetful = NODES[3]
+    grid._contexts.pop(forgetful.node_id)
+    grid.connect(dataclasses.replace(forgetful, last_activated_at="later"))
+    grid.on_reply = lambda m, reply: None if m.metadata.dst_node_id == silent else reply
+
+    again = agree(grid, min_nodes=6, timeout=1, before=agreed)
+
+    assert again.members == agreed.members
+    assert again.fingerprint == agreed.fingerprint
+    assert again.refused == {}
+    assert len(set(secrets_of(grid, agreement).values())) == 1
+    assert len(secrets_of(grid, agreement)) == 6
 
 
 def test_a_node_that_was_never_asked_does_not_train():
@@ -264,19 +284,48 @@ def test_a_hostile_relay_keeps_the_run_from_starting_and_learns_nothing(attack):
         assert has_secret or "NotConfirmed" in reply.error.reason
 
 
+LEADER = NODES[min(range(6), key=lambda i: IDENTITIES[i].fingerprint)]
+
+
+def without_the_leaders_envelopes(message, reply):
+    is_seal = agreement_record(message)["step"] == "seal"
+    return None if is_seal and message.metadata.dst_node_id == LEADER.node_id else reply
+
+
 def test_another_node_draws_the_secret_if_the_leader_vanishes():
-    grid, _ = make_agreeing_grid()
-    leader = NODES[min(range(6), key=lambda i: IDENTITIES[i].fingerprint)].node_id
+    grid, agreement = make_agreeing_grid()
+    grid.on_reply = without_the_leaders_envelopes
 
-    def on_reply(message, reply):
-        is_seal = agreement_record(message)["step"] == "seal"
-        return None if is_seal and message.metadata.dst_node_id == leader else reply
-
-    grid.on_reply = on_reply
     agreed = agree(grid, min_nodes=5, timeout=1)
 
     assert len(agreed.members) == 5
-    assert agreed.refused == {leader: "no answer in time"}
+    assert agreed.refused == {LEADER.node_id: "no answer in time"}
+    # It has drawn a secret that nobody else has, and takes the others' when it is back.
+    grid.on_reply = None
+    grid.connect(dataclasses.replace(LEADER, last_activated_at="later"))
+    again = agree(grid, min_nodes=6, timeout=4, before=agreed)
+    assert again.refused == {}
+    assert len(set(secrets_of(grid, agreement).values())) == 1
+
+
+def test_members_with_different_secrets_agree_on_the_one_that_most_have():
+    honest, agreement = make_agreeing_grid()
+
+    def change(step, record, node_id):
+        if step == "check":
+            record["confirmations"] = []
+
+    grid = HostileRelay(honest, change)
+    grid.on_reply = without_the_leaders_envelopes
+    with pytest.raises(NotConfirmed, match="the server passed on no confirmations"):
+        agree(grid, min_nodes=5, timeout=1)
+    assert secrets_of(grid, agreement) == {}
+
+    grid.change, grid.on_reply = lambda step, record, node_id: None, None
+    agreed = agree(grid, min_nodes=6, timeout=4)
+
+    assert agreed.refused == {}
+    assert len(set(secrets_of(grid, agreement).values())) == 1
 
 
 def test_a_node_with_another_roster_is_left_out():

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedbranch.errors import DamagedMessage
+from fedbranch.errors import AgreementFailed, DamagedMessage, NotConfirmed
 from fedbranch.flower.private import ClientFunction
 from fedbranch.privacy import Identity, Member, Roster, Secret
 
@@ -168,10 +168,24 @@ def _answer(member: Member, asked: ConfigRecord) -> dict[str, bytes | list[str] 
             for envelope in _blobs(asked, "envelopes"):
                 member.open(envelope)
         case "check":
-            member.check(_blobs(asked, "confirmations"))
+            _check(member, _blobs(asked, "confirmations"))
         case step:
             raise DamagedMessage(f"the server asks for {str(step)[:40]!r}, which is no step")
     return {}
+
+
+def _check(member: Member, confirmations: list[bytes]) -> None:
+    """Check confirmations one by one: some may be of members that were left behind."""
+    failed: AgreementFailed | None = None
+    for confirmation in confirmations:
+        try:
+            member.check([confirmation])
+        except NotConfirmed as error:
+            failed = failed or error
+        except AgreementFailed as error:
+            failed = error
+    if not member.has_agreed:
+        raise failed or NotConfirmed("the server passed on no confirmations")
 
 
 def _blobs(asked: ConfigRecord, name: str) -> list[bytes]:

@@ -34,16 +34,19 @@ class Agreed:
     ----------
     fingerprint
         Names the secret, for ``hidden_arrays``; it says nothing about it.
+    roster
+        Names the roster that these nodes have in common.
     members
         Node id -> the fingerprint of the node's identity.
     refused
         Node id -> why it has no secret.
     sessions
-        Node id -> since when a node that has answered has been connected.
+        Node id -> since when it has been connected, of all that were asked.
     """
 
-    fingerprint: str
-    members: dict[int, str]
+    fingerprint: str = ""
+    roster: str = ""
+    members: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)
 
@@ -86,26 +89,22 @@ def agree(
         arrays = hidden_arrays(model, fingerprint=agreed.fingerprint)
     """
     nodes = _gather(grid, min_nodes, timeout)
-    known = before.members if before is not None else {}
     sessions = {node.node_id: node.last_activated_at for node in nodes}
-    heard = before.sessions if before is not None else {}
-    new = [i for i, since in sessions.items() if heard.get(i) != since]
+    earlier = Agreed() if before is None else before
+    new = [i for i, since in sessions.items() if earlier.sessions.get(i) != since]
     if before is not None and not new:
         return before
     relay = _Relay(grid, timeout)
-    relay.ask({i: {"step": "card"} for i in [*new, *(i for i in known if i in sessions)]})
-    relay.leave_out_the_odd()
+    relay.ask({node_id: {"step": "card"} for node_id in new})
+    relay.leave_out_the_odd(earlier.roster)
+    still_there = earlier.members.keys() & sessions.keys() - set(new)
+    relay.remember({i: earlier.members[i] for i in still_there}, earlier)
     relay.spread()
     if relay.of_state(AGREED) and relay.of_state(TAKEN, NONE):
         relay.spread()  # some may have been left behind with another secret
-    agreed = Agreed(
-        fingerprint=relay.secret,
-        members={i: relay.said[i].member for i in relay.of_state(AGREED)},
-        refused=relay.why_not(),
-        sessions={i: sessions[i] for i in [*relay.said, *relay.refused] if i in sessions},
-    )
-    for node_id, reason in agreed.refused.items():
-        log.warning("\tnode %d has no secret: %s", node_id, reason)
+    agreed = relay.outcome(earlier, {i: sessions[i] for i in new})
+    for node_id in set(agreed.refused) & set(new):
+        log.warning("\tnode %d has no secret: %s", node_id, agreed.refused[node_id])
     if len(agreed.members) < min_nodes:
         reasons = "; ".join(f"node {i}: {reason}" for i, reason in agreed.refused.items())
         raise NotConfirmed(
@@ -225,20 +224,29 @@ class _Relay:
         del self.said[node_id]
         self.refused[node_id] = reason
 
-    def leave_out_the_odd(self) -> None:
+    def leave_out_the_odd(self, roster: str) -> None:
         """Leave out who would spoil it for all: with another roster, or one identity twice."""
         rosters = Counter(said.roster for said in self.said.values())
         members = Counter(said.member for said in self.said.values())
+        usual = roster or max(rosters, key=lambda one: (rosters[one], one), default="")
         for node_id, said in list(self.said.items()):
-            if said.roster != rosters.most_common(1)[0][0]:
+            if said.roster != usual:
                 self.leave_out(node_id, f"it has another roster, {said.roster[:16]}, than most")
             elif members[said.member] > 1:
                 self.leave_out(node_id, f"several nodes have the identity {said.member[:16]}")
+
+    def remember(self, members: Mapping[int, str], earlier: Agreed) -> None:
+        """Count on members that had the secret before, without asking them."""
+        for node_id, member in members.items():
+            known = _Said(member, earlier.roster, AGREED, secret=earlier.fingerprint)
+            self.said.setdefault(node_id, known)
 
     def spread(self) -> None:
         """Let one member seal the secret to all that have none, and all confirm it."""
         has_agreed = bool(self.of_state(AGREED))
         lacking = self.of_state(NONE, TAKEN) if has_agreed else self.of_state(NONE)
+        if has_agreed and not lacking:
+            return
         # Whoever has the secret passes it on; else the lowest fingerprint draws one.
         for sealer in [*self.of_state(AGREED), *self.of_state(TAKEN), *self.of_state(NONE)]:
             others = [i for i in lacking if i != sealer and i in self.said]
@@ -260,11 +268,19 @@ class _Relay:
             confirmations = [self.said[i].confirmation for i in holders]
             self.ask({i: {"step": "check", "confirmations": confirmations} for i in holders})
 
-    @property
-    def secret(self) -> str:
-        """The name of the secret that most have agreed on."""
-        names = Counter(self.said[i].secret for i in self.of_state(AGREED))
-        return names.most_common(1)[0][0] if names else ""
+    def outcome(self, earlier: Agreed, asked: Mapping[int, str]) -> Agreed:
+        """Sum up who shares the secret, together with what was so before."""
+        agreed = self.of_state(AGREED)
+        names = Counter((self.said[i].secret, self.said[i].roster) for i in agreed)
+        secret, roster = max(names, key=lambda name: (names[name], name), default=("", ""))
+        members = {i: m for i, m in earlier.members.items() if i not in asked}
+        return Agreed(
+            fingerprint=secret,
+            roster=roster,
+            members=members | {i: self.said[i].member for i in agreed},
+            refused={i: w for i, w in earlier.refused.items() if i not in asked} | self.why_not(),
+            sessions={**earlier.sessions, **asked},
+        )
 
     def why_not(self) -> dict[int, str]:
         """Give the nodes that have no secret, and why."""
