@@ -90,9 +90,9 @@ def test_a_hidden_run_is_the_plain_one(kind, rule):
     assert_same_run(plain, hidden, initial, kind)
 
 
-# Beyond a round or two the normalisation of this small net makes much of every last bit, so
-# that two plain runs that begin 1e-8 apart do not stay together either.
-@pytest.mark.parametrize(("kind", "num_rounds"), [("permutation", 12), ("rotation", 1)])
+# The normalisation of this small net makes much of every last bit: after four rounds two plain
+# runs that begin 1e-8 apart are 1e-4 apart.
+@pytest.mark.parametrize(("kind", "num_rounds"), [("permutation", 12), ("rotation", 4)])
 def test_buffers_are_hidden_beside_the_parameters(kind, num_rounds):
     arrays = theta0(initial_with_buffers)
     plain = start(make_grid(has_buffers=True), arrays, num_rounds=num_rounds)
