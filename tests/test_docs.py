@@ -91,3 +91,18 @@ def test_every_dependency_has_its_reason():
     reasons = (ROOT / "docs" / "architecture.md").read_text().split("## Dependencies")[1]
 
     assert all(name in reasons for name in names)
+
+
+def test_the_privacy_page_runs():
+    """Its blocks in one go, as a reader would try them; those for Flower need a federation."""
+    text = (ROOT / "docs" / "privacy.md").read_text()
+    before, rest = text.split("### Over Flower")
+    over_flower, after = rest.split("\n## ", 1)
+    names = {}
+    for part in (before, after):
+        for block in re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL):
+            exec(block, names)
+
+    assert set(names["run"].epsilons(delta=1e-5)) == set(names["clients"])
+    for block in re.findall(r"```python\n(.*?)```", over_flower, flags=re.DOTALL):
+        ast.parse(block)

@@ -5,6 +5,7 @@
     RUN/
       run.json        what was run: method, seed, rounds, settings, clients
       history.jsonl   one line for each round: what was decided, refused, measured
+      releases.jsonl  with noise: how often every client sent something
       state/          the server, as saved last; the run goes on from here
       summary.json    written when the run is complete
       initial/        the initial model, in the folder of a federation
