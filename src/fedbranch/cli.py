@@ -188,6 +188,8 @@ def audit(
         from fedbranch.privacy import audit as audits
     except ImportError as error:
         raise FedbranchError(str(error)) from error
+    if out is not None and not out.parent.is_dir():  # said now, not after minutes
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description:<44}"),

@@ -25,7 +25,7 @@ from fedbranch.privacy.audit.victims import (
 from fedbranch.privacy.audit.views import View, seen_apart, seen_together
 from fedbranch.seeds import stream_seed
 
-__all__ = ["ATTACKS", "Attack", "Scene", "Sizes"]
+__all__ = ["ATTACKS", "Attack", "Scene", "Sizes", "with_noise"]
 
 Numbers: TypeAlias = NDArray[np.floating[Any]]
 Goal: TypeAlias = Literal["image", "label", "record", "client", "words"]
@@ -53,8 +53,8 @@ class Sizes:
         Clients of one record each whose updates are hidden by the same transform.
     writers
         Clients with texts.
-    models
-        Models for attacks whose luck depends on the model.
+    tries
+        How often attacks are tried that depend on luck: with as many models, or starts.
     """
 
     victims: int = 100
@@ -63,12 +63,12 @@ class Sizes:
     steps: int = 1000
     crowd: int = 898
     writers: int = 300
-    models: int = 5
+    tries: int = 5
 
     @classmethod
     def quick(cls) -> Sizes:
         """Give sizes for a look: the same attacks on fewer clients."""
-        return cls(victims=50, batches=20, sought=8, steps=300, crowd=600, writers=150, models=2)
+        return cls(victims=50, batches=20, sought=12, steps=200, crowd=600, writers=150, tries=2)
 
 
 @dataclass(frozen=True)
@@ -146,19 +146,16 @@ class Scene:
         return seen_together(view, self.crowd.gradients, self.place("together"))
 
     def noisy(self, view: View, multiplier: float | None = None) -> Numbers:
-        """Give what it sees of the attacked clients, which add noise before they hide.
+        """Give what it sees of all clients of one run, which add noise before they hide.
 
-        The noise is a tenth of an update as a whole; or, in every number, the multiplier times
-        an update's usual length, as the Gaussian mechanism adds it.
+        The noise is a tenth of an update as a whole; or see :func:`with_noise`.
         """
-        plain = self.crowd.gradients[: self.sizes.victims]
-        noise = np.random.default_rng(self.place("noise")).normal(size=plain.shape)
-        lengths = np.linalg.norm(plain, axis=1, keepdims=True)
+        plain, rng = self.crowd.gradients, np.random.default_rng(self.place("noise"))
         if multiplier is None:
-            noise *= NOISE * lengths / plain.shape[1] ** 0.5
+            scale = NOISE * np.linalg.norm(plain, axis=1, keepdims=True) / plain.shape[1] ** 0.5
+            noisy = (plain + scale * rng.normal(size=plain.shape)).astype(np.float32)
         else:
-            noise *= multiplier * np.median(lengths)
-        noisy = (plain + noise).astype(np.float32)
+            noisy = with_noise(plain, multiplier, rng)
         return seen_together(view, noisy, self.place("noisy"))
 
     @cached_property
@@ -184,6 +181,15 @@ class Scene:
     def judged_records(self, guessed: NDArray[np.intp]) -> Measured:
         """Judge which candidate each client is, where each is the one in its own place."""
         return of_hits(guessed == np.arange(len(guessed)), 1 / len(guessed))
+
+
+def with_noise(vectors: Numbers, multiplier: float, rng: np.random.Generator) -> Numbers:
+    """Add noise to every number: the multiplier times the usual length of a vector.
+
+    This is the Gaussian mechanism, with that length as the bound to which updates are clipped.
+    """
+    scale = multiplier * np.median(np.linalg.norm(vectors, axis=1))
+    return np.asarray(vectors + scale * rng.normal(size=vectors.shape), np.float32)
 
 
 @dataclass(frozen=True)
@@ -296,13 +302,14 @@ def _norm_of_eight(scene: Scene, view: View) -> Measured:
 def _norm_in_noise(*, corrected: bool) -> Callable[[Scene, View], Measured]:
     def run(scene: Scene, view: View) -> Measured:
         noise = NOISE if corrected else 0.0
-        return scene.judged_records(candidates.by_norm(scene.noisy(view), scene.expected, noise))
+        seen = scene.noisy(view)[: scene.sizes.victims]
+        return scene.judged_records(candidates.by_norm(seen, scene.expected, noise))
 
     return run
 
 
 def _norm_in_much_noise(scene: Scene, view: View) -> Measured:
-    seen = scene.noisy(view, multiplier=0.1)
+    seen = scene.noisy(view, multiplier=0.1)[: scene.sizes.victims]
     noise = 0.1 * scene.network.num_params**0.5
     return scene.judged_records(candidates.by_norm(seen, scene.expected, noise))
 
@@ -323,7 +330,13 @@ def _values_of_eight(scene: Scene, view: View) -> Measured:
 
 
 def _values_in_noise(scene: Scene, view: View) -> Measured:
-    return scene.judged_records(candidates.by_values(scene.noisy(view), scene.expected))
+    seen = scene.noisy(view)[: scene.sizes.victims]
+    return scene.judged_records(candidates.by_values(seen, scene.expected))
+
+
+def _places_in_noise(scene: Scene, view: View) -> Measured:
+    seen = scene.noisy(view, multiplier=0.1)[: scene.sizes.victims]
+    return scene.judged_records(candidates.by_place(seen, scene.expected))
 
 
 def _pixel_counts(scene: Scene, view: View) -> Measured:
@@ -347,7 +360,7 @@ def _angles(
         if noise == "none":
             seen = scene.together(view)[:num_victims]
         else:
-            seen = scene.noisy(view, None if noise == "10 %" else noise)
+            seen = scene.noisy(view, None if noise == "10 %" else noise)[:num_victims]
         expected = scene.expected
         if model == "guessed":
             expected = scene.side_by_side(scene.held[:num_victims])
@@ -368,12 +381,16 @@ def _pairs(num_pairs: int) -> Callable[[Scene, View], Measured]:
     return run
 
 
-def _known_labels(scene: Scene, view: View) -> Measured:
-    num_victims, seen = scene.sizes.victims, scene.together(view)
-    known = slice(num_victims, num_victims + NUM_KNOWN)
-    return scene.judged_labels(
-        pairs.labels_of_the_nearest(seen[:num_victims], seen[known], scene.held.labels[known])
-    )
+def _known_labels(multiplier: float | None = None) -> Callable[[Scene, View], Measured]:
+    def run(scene: Scene, view: View) -> Measured:
+        seen = scene.together(view) if multiplier is None else scene.noisy(view, multiplier)
+        num_victims, labels_held = scene.sizes.victims, scene.held.labels
+        known = slice(num_victims, num_victims + NUM_KNOWN)
+        return scene.judged_labels(
+            pairs.labels_of_the_nearest(seen[:num_victims], seen[known], labels_held[known])
+        )
+
+    return run
 
 
 def _blended(scene: Scene, view: View) -> Measured:
@@ -406,20 +423,30 @@ def _pixels(scene: Scene, view: View) -> Measured:
 def _shape_image(scene: Scene, view: View) -> Measured:
     seen, expected = scene.together(view), scene.network.gradients_of(scene.public)
     found = reuse.labels_by_shape(seen, [expected], scene.public, seed=scene.place("clumps"))
-    images = reuse.images_by_shape(seen, found, expected, scene.public)
+    images = reuse.images_by_shape(
+        seen, found, expected, scene.public,
+        seed=scene.place("turns"), num_starts=scene.sizes.tries,
+    )  # fmt: skip
     return scene.judged_images(images[: scene.sizes.victims, None, :])
 
 
-def _shape_label(model: Literal["known", "guessed"]) -> Callable[[Scene, View], Measured]:
+def _shape_label(
+    model: Literal["known", "guessed"], multiplier: float = 0.0
+) -> Callable[[Scene, View], Measured]:
     def run(scene: Scene, view: View) -> Measured:
         # All clients of a label are named right or wrong together: what is judged is the names.
         held, hits = scene.held[: scene.sizes.crowd], []
-        for number in range(scene.sizes.models):
+        for number in range(scene.sizes.tries):
             network = Network.drawn(scene.place(f"model {number}"))
             believed = [network] if model == "known" else scene.shadows[:8]
+            rng = np.random.default_rng(scene.place(f"noise {number}"))
+            sent = with_noise(network.gradients_of(held), multiplier, rng)
+            # The server expects noise where there is some.
+            expected = [
+                with_noise(each.gradients_of(scene.public), multiplier, rng) for each in believed
+            ]
             found = reuse.labels_by_shape(
-                seen_together(view, network.gradients_of(held), scene.place(f"run {number}")),
-                [each.gradients_of(scene.public) for each in believed],
+                seen_together(view, sent, scene.place(f"run {number}")), expected,
                 scene.public, seed=scene.place("clumps"),
             )  # fmt: skip
             right = found == held.labels
@@ -449,19 +476,19 @@ def _judged_words(scene: Scene, guessed: NDArray[np.intp], first: int) -> Measur
 
 
 MODEL = "the model"
-CANDIDATES = "all candidates' records"
+CANDIDATES = "the candidates"
 
 ATTACKS: tuple[Attack, ...] = (
     Attack("dense", "dense layer inverted, 1 record",
            "divides weight gradients by bias gradients", "image", "", _dense),
     Attack("dense-8", "dense layer inverted, 8 records",
-           "the same; units that look like images", "image", "", _dense_of_eight),
+           "takes the quotients that look most like images", "image", "", _dense_of_eight),
     Attack("matching", "gradient matching, 1 record",
            "seeks an image with this gradient", "image", MODEL, _matched("known")),
     Attack("matching-8", "gradient matching, 8 records",
            "seeks eight images with this mean gradient", "image", MODEL, _matched_eight),
     Attack("matching-guessed", "gradient matching, 1 record",
-           "the same with a guessed model", "image", "", _matched("guessed")),
+           "seeks an image with this gradient under a guessed model", "image", "", _matched("guessed")),
     Attack("values-fitted", "sorted values fitted",
            "seeks an image whose gradient has these values", "image", MODEL, _values_fitted),
     Attack("cosines", "inverse cosine transform",
@@ -475,15 +502,15 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("statistics", "label from value statistics",
            "learns what each label's values look like", "label", MODEL, _value_statistics("known")),
     Attack("statistics-guessed", "label from value statistics",
-           "the same with guessed models", "label", "", _value_statistics("guessed")),
+           "learns them from guessed models", "label", "", _value_statistics("guessed")),
     Attack("norm", "candidate by norm, 1 record",
            "compares lengths", "record", f"{MODEL}, {CANDIDATES}", _norm),
     Attack("norm-8", "candidate by norm, 8 records",
            "compares lengths", "record", f"{MODEL}, {CANDIDATES}", _norm_of_eight),
-    Attack("norm-noise-naive", "candidate by norm, noise of 10 %",
+    Attack("norm-noise-naive", "candidate by norm, noise of 10 % ignored",
            "compares lengths, and ignores the noise", "record", f"{MODEL}, {CANDIDATES}",
            _norm_in_noise(corrected=False)),
-    Attack("norm-noise", "candidate by norm, noise of 10 %",
+    Attack("norm-noise", "candidate by norm, noise of 10 % taken out",
            "takes the noise's share out of the length", "record", f"{MODEL}, {CANDIDATES}",
            _norm_in_noise(corrected=True)),
     Attack("norm-much-noise", "candidate by norm, noise multiplier 0.1",
@@ -499,26 +526,36 @@ ATTACKS: tuple[Attack, ...] = (
            "counts pixels of each brightness", "record", CANDIDATES, _pixel_counts),
     Attack("loss", "candidate by reported loss",
            "compares the training loss sent along", "record", f"{MODEL}, {CANDIDATES}", _loss),
+    Attack("places-much-noise", "candidate by place and value, noise multiplier 0.1",
+           "takes the nearest candidate", "record", f"{MODEL}, {CANDIDATES}", _places_in_noise),
     Attack("angles", "candidates by angles",
            "matches all clients at once by their angles", "record", f"{MODEL}, {CANDIDATES}",
            _angles("known")),
     Attack("angles-noise", "candidates by angles, noise of 10 %",
-           "the same", "record", f"{MODEL}, {CANDIDATES}", _angles("known", "10 %")),
+           "matches all clients at once by their angles", "record",
+           f"{MODEL}, {CANDIDATES}", _angles("known", "10 %")),
     Attack("angles-much-noise", "candidates by angles, noise multiplier 0.1",
-           "the same", "record", f"{MODEL}, {CANDIDATES}", _angles("known", 0.1)),
+           "matches all clients at once by their angles", "record",
+           f"{MODEL}, {CANDIDATES}", _angles("known", 0.1)),
     Attack("angles-most-noise", "candidates by angles, noise multiplier 1",
-           "the same", "record", f"{MODEL}, {CANDIDATES}", _angles("known", 1.0)),
+           "matches all clients at once by their angles", "record",
+           f"{MODEL}, {CANDIDATES}", _angles("known", 1.0)),
     Attack("angles-guessed", "candidates by angles",
-           "the same with guessed models", "record", CANDIDATES, _angles("guessed")),
+           "matches by the angles under guessed models", "record", CANDIDATES,
+           _angles("guessed")),
     Attack("angles-8", "candidates by angles, 8 records",
-           "the same with guessed models", "record", CANDIDATES, _angles_of_eight),
+           "matches by the angles under guessed models", "record", CANDIDATES,
+           _angles_of_eight),
     *(
         Attack(f"pairs-{number}", f"known pairs: {number}", "solves for the transform", "image",
                f"{number} other plain update{'s' if number > 1 else ''}", _pairs(number))
         for number in (1, 8, 64, 512)
     ),
     Attack("known-labels", "angles to 64 known clients",
-           "takes the label of the nearest", "label", "64 other clients' labels", _known_labels),
+           "takes the label of the nearest", "label", "64 other clients' labels", _known_labels()),
+    Attack("known-labels-noise", "angles to 64 known clients, noise multiplier 0.1",
+           "takes the label of the nearest", "label", "64 other clients' labels",
+           _known_labels(0.1)),
     Attack("blended", "angles to 64 known clients",
            "blends their images", "image", "64 other clients' records", _blended),
     Attack("known-records", "angles to 64 known clients",
@@ -532,6 +569,12 @@ ATTACKS: tuple[Attack, ...] = (
            "ten clumps, named by their lengths and angles", "label", MODEL, _shape_label("known")),
     Attack("shape-image", "shape of the crowd",
            "turns an expected cloud onto the seen one", "image", MODEL, _shape_image),
+    Attack("shape-noise", "shape of the crowd, noise multiplier 0.1",
+           "ten clumps, named by their lengths and angles", "label", MODEL,
+           _shape_label("known", 0.1)),
+    Attack("shape-most-noise", "shape of the crowd, noise multiplier 1",
+           "ten clumps, named by their lengths and angles", "label", MODEL,
+           _shape_label("known", 1.0)),
     Attack("shape-guessed", "shape of the crowd",
            "ten clumps, named with guessed models", "label", "", _shape_label("guessed")),
     Attack("words", "zero rows of an embedding, 1 update",

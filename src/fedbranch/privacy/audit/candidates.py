@@ -11,7 +11,15 @@ from scipy.optimize import linear_sum_assignment, quadratic_assignment
 from fedbranch.privacy.audit.matching import nearest_rows
 from fedbranch.privacy.audit.victims import NUM_UNITS
 
-__all__ = ["by_angles", "by_loss", "by_norm", "by_pixel_counts", "by_values", "pixel_counts"]
+__all__ = [
+    "by_angles",
+    "by_loss",
+    "by_norm",
+    "by_pixel_counts",
+    "by_place",
+    "by_values",
+    "pixel_counts",
+]
 
 Numbers: TypeAlias = NDArray[np.floating[Any]]
 Rows: TypeAlias = NDArray[np.intp]
@@ -40,6 +48,11 @@ def by_values(seen: Numbers, candidates: Numbers) -> Rows:
     values, expected = np.sort(seen, axis=1), np.sort(candidates, axis=1)
     places = np.linspace(0, values.shape[1] - 1, expected.shape[1]).round().astype(np.intp)
     return nearest_rows(values[:, places], expected)
+
+
+def by_place(seen: Numbers, candidates: Numbers) -> Rows:
+    """Take the nearest candidate, number by number: what is left if nothing is hidden."""
+    return nearest_rows(seen[:, : candidates.shape[1]], candidates)
 
 
 def pixel_counts(seen: Numbers) -> Numbers:

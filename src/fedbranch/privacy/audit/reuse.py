@@ -19,7 +19,7 @@ __all__ = ["images_by_shape", "images_from_zeros", "labels_by_shape", "linked", 
 
 Numbers: TypeAlias = NDArray[np.floating[Any]]
 
-SAME_ZEROS = 0.7  # the least share of updates with either that have both, used or zero
+SAME_ZEROS = 0.9  # the least share of updates with either that have both, used or zero
 LEVELS = np.array([0.0, 0.1, 0.25, 0.5, 0.75, 0.9])
 NUM_DIRECTIONS = 40
 NUM_TURNS = 30
@@ -131,7 +131,13 @@ def labels_by_shape(
 
 
 def images_by_shape(
-    seen: Numbers, labels: NDArray[np.int64], expected: Numbers, public: Digits
+    seen: Numbers,
+    labels: NDArray[np.int64],
+    expected: Numbers,
+    public: Digits,
+    *,
+    seed: int,
+    num_starts: int,
 ) -> Numbers:
     """Turn the cloud of seen updates onto the expected one, label by label, and read images.
 
@@ -141,14 +147,18 @@ def images_by_shape(
         Of all clients, from :func:`labels_by_shape`.
     expected
         The gradients of the public records, shape (public, num_params).
+    num_starts
+        Of as many starts, that is taken from which the clouds come nearest.
 
     Returns
     -------
     NDArray
         Shape (clients, 64).
     """
+    rng = np.random.default_rng(seed)
     scores, theirs = _scores(seen), _scores(expected)
-    turned = _turned(scores, labels, theirs, public)
+    tried = [_turned(scores, labels, theirs, public, rng) for _ in range(num_starts)]
+    turned = min(tried, key=lambda attempt: attempt[1])[0]
     images = np.zeros((len(seen), NUM_PIXELS))
     for label in np.unique(labels):
         rows, others = labels == label, public.labels == label
@@ -211,21 +221,39 @@ def _swapped(order: NDArray[np.intp], i: int, j: int) -> NDArray[np.intp]:
     return order
 
 
-def _turned(scores: Numbers, labels: NDArray[np.int64], theirs: Numbers, public: Digits) -> Numbers:
-    """Turn our scores onto theirs: first the middles of the classes, then point by point."""
+def _turned(
+    scores: Numbers,
+    labels: NDArray[np.int64],
+    theirs: Numbers,
+    public: Digits,
+    rng: np.random.Generator,
+) -> tuple[Numbers, float]:
+    """Turn our scores onto theirs: first the middles of the classes, then point by point.
+
+    The middles leave most directions open; there it starts somewhere. Also gives how far our
+    points are from theirs in the end.
+    """
     present = np.unique(labels)
     ours_middles = np.stack([scores[labels == label].mean(0) for label in present])
     their_middles = np.stack([theirs[public.labels == label].mean(0) for label in present])
-    left, _, right = np.linalg.svd(ours_middles.T @ their_middles)
-    turn = left @ right
+    anywhere = 1e-9 * rng.normal(size=(scores.shape[1], theirs.shape[1]))
+    turn = _best_turn(ours_middles.T @ their_middles + anywhere)
+    distance = np.inf
     for _ in range(NUM_TURNS):
         turned = scores @ turn
         partners = np.zeros_like(turned)
         for label in present:
             rows, others = labels == label, theirs[public.labels == label]
-            distances = ((turned[rows][:, None] - others[None]) ** 2).sum(2)
+            products = turned[rows] @ others.T
+            distances = (turned[rows] ** 2).sum(1)[:, None] + (others**2).sum(1) - 2 * products
             weights = np.exp(-(distances - distances.min(1, keepdims=True)) / distances.std())
             partners[rows] = (weights / weights.sum(1, keepdims=True)) @ others
-        left, _, right = np.linalg.svd(scores.T @ partners)
-        turn = left @ right
-    return np.asarray(scores @ turn)
+        turn = _best_turn(scores.T @ partners)
+        distance = float(((scores @ turn - partners) ** 2).sum())
+    return np.asarray(scores @ turn), distance
+
+
+def _best_turn(products: Numbers) -> Numbers:
+    """Give the orthonormal matrix that turns one set of points onto another, row by row."""
+    left, _, right = np.linalg.svd(products)
+    return np.asarray(left @ right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -10,7 +11,7 @@ from fedbranch.privacy.audit.measures import MOST_DB, Measured, Word
 from fedbranch.privacy.audit.results import Results
 from fedbranch.privacy.audit.views import View
 
-__all__ = ["END", "START", "markdown", "print_results"]
+__all__ = ["END", "START", "markdown", "print_results", "with_table"]
 
 START = "<!-- leak table -->"
 END = "<!-- end of leak table -->"
@@ -23,12 +24,19 @@ TITLES: dict[View, str] = {
     "signs": "control: signs + cosines",
 }
 STYLES: dict[Word, str] = {"all": "bold red", "leaks": "red", "hints": "yellow", "chance": "green"}
+SHORT_TITLES: dict[View, str] = {
+    "none": "none",
+    "permutation": "permuted",
+    "rotation": "rotated",
+    "collusion": "collusion",
+    "signs": "control",
+}
 GOALS = {
-    "image": "Images",
-    "label": "Labels",
-    "record": "Which candidate record",
-    "client": "Which client",
-    "words": "Words",
+    "image": "Images, dB",
+    "label": "Labels, %",
+    "record": "Which candidate, %",
+    "client": "Which client, %",
+    "words": "Words, %",
 }
 
 
@@ -56,6 +64,21 @@ def markdown(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_table(page: str, results: Results) -> str:
+    """Put the table into a page, between :data:`START` and :data:`END`.
+
+    Raises
+    ------
+    ValueError
+        If the page has no such place.
+    """
+    before, start, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"the page has no place between {START} and {END} for the table")
+    return f"{before}{START}\n{markdown(results)}{END}{after}"
+
+
 def _cell(measured: Measured) -> str:
     word = measured.word if measured.word == "chance" else f"**{measured.word}**"
     number = _number(measured.value, measured)
@@ -72,36 +95,40 @@ def _number(value: float, measured: Measured) -> str:
 
 def print_results(results: Results, console: Console) -> None:
     """Print the table, by what the server is after, and what its words mean."""
-    table = Table(show_lines=False)
-    table.add_column("attack", min_width=20)
-    table.add_column("also knows", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    table.add_column("attack, and what the server also knows", ratio=1)
     table.add_column("guess", justify="right", no_wrap=True)
-    for title in TITLES.values():
-        table.add_column(title, justify="right")
+    for title in SHORT_TITLES.values():
+        table.add_column(title, justify="right", no_wrap=True)
     for goal, title in GOALS.items():
         rows = [(attack, by_view) for attack, by_view in results.rows if attack.goal == goal]
-        if not rows:
-            continue
-        table.add_section()
-        table.add_row(Text(title, "bold"))
+        if rows:
+            table.add_row(Text(title, "bold"))
         for attack, by_view in rows:
-            any_measured = by_view["none"]
-            table.add_row(
-                attack.title,
-                attack.knows,
-                _number(any_measured.chance, any_measured),
-                *(
-                    Text(
-                        f"{_number(by_view[view].value, by_view[view])} {by_view[view].word}",
-                        STYLES[by_view[view].word],
-                    )
-                    for view in TITLES
-                ),
-            )
+            name = Text(attack.title)
+            name.append(f"\n  {attack.knows or 'nothing'}", "dim")
+            cells = [_two_lines(by_view[view]) for view in SHORT_TITLES]
+            table.add_row(name, _short(by_view["none"].chance, by_view["none"]), *cells)
+        if rows:
+            table.add_section()
     console.print(table)
     console.print(
-        "Images: peak signal-to-noise ratio; the guess is the mean image. Others: share of right\n"
-        "guesses. all: 60 dB or 99 % and more. leaks: above the guess beyond doubt (99 %).\n"
-        "hints: so, but by less than 1 dB or a factor of 2. chance: no better than the guess.",
-        style="dim",
+        Text(
+            "guess: without looking at any update; of images, their mean.  "
+            "all: at least 60 dB or 99 %.  leaks: better than the guess, beyond doubt (99 %).  "
+            "hints: so, but by less than 1 dB or a factor of 2.  chance: not better.\n"
+            "collusion: one client gave the server the secret of a rotation.  "
+            "control: secret signs and a cosine transform alone, which is not offered.",
+            "dim",
+        )
     )
+
+
+def _two_lines(measured: Measured) -> Text:
+    text = Text(_short(measured.value, measured), STYLES[measured.word])
+    return text.append(f"\n{measured.word}")
+
+
+def _short(value: float, measured: Measured) -> str:
+    """Give a number without its unit, which the heading has."""
+    return f"{value:.1f}" if measured.unit == "dB" else f"{100 * value:.3g}"
