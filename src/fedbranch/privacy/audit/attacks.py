@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedbranch.privacy.audit import candidates, inversion, labels, matching, pairs, reuse, words
-from fedbranch.privacy.audit.measures import Measured, of_hits, of_images
+from fedbranch.privacy.audit.measures import Measured, of_hits, of_images, pooled
 from fedbranch.privacy.audit.victims import (
     LEARNING_RATE,
     NUM_CLASSES,
@@ -25,7 +25,7 @@ from fedbranch.privacy.audit.victims import (
 from fedbranch.privacy.audit.views import View, seen_apart, seen_together
 from fedbranch.seeds import stream_seed
 
-__all__ = ["ATTACKS", "Attack", "Scene", "Sizes", "with_noise"]
+__all__ = ["ATTACKS", "Attack", "Scene", "Sizes", "in_many_scenes", "with_noise"]
 
 Numbers: TypeAlias = NDArray[np.floating[Any]]
 Goal: TypeAlias = Literal["image", "label", "record", "client", "words"]
@@ -54,7 +54,8 @@ class Sizes:
     writers
         Clients with texts.
     tries
-        How often attacks are tried that depend on luck: with as many models, or starts.
+        How often attacks are tried that depend on luck: in as many scenes, or
+        from as many starts.
     """
 
     victims: int = 100
@@ -81,6 +82,12 @@ class Scene:
     def place(self, name: str) -> int:
         """Give the seed for one use."""
         return stream_seed(self.seed, name)
+
+    @cached_property
+    def others(self) -> list[Scene]:
+        """Give smaller scenes with other digits, models and secrets, to try again."""
+        sizes = replace(self.sizes, crowd=self.sizes.victims + NUM_KNOWN)
+        return [Scene(self.place(f"scene {n}"), sizes) for n in range(1, self.sizes.tries)]
 
     @cached_property
     def _digits(self) -> tuple[Digits, Digits]:
@@ -190,6 +197,15 @@ def with_noise(vectors: Numbers, multiplier: float, rng: np.random.Generator) ->
     """
     scale = multiplier * np.median(np.linalg.norm(vectors, axis=1))
     return np.asarray(vectors + scale * rng.normal(size=vectors.shape), np.float32)
+
+
+def in_many_scenes(run: Callable[[Scene, View], Measured]) -> Callable[[Scene, View], Measured]:
+    """Measure in several scenes: what the model gives away depends on the model."""
+
+    def run_in_all(scene: Scene, view: View) -> Measured:
+        return pooled([run(each, view) for each in (scene, *scene.others)])
+
+    return run_in_all
 
 
 @dataclass(frozen=True)
@@ -500,62 +516,62 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("signs-8", "label from signs, 8 records",
            "names one label that the client holds", "label", "", _signs_of_eight),
     Attack("statistics", "label from value statistics",
-           "learns what each label's values look like", "label", MODEL, _value_statistics("known")),
+           "learns what each label's values look like", "label", MODEL, in_many_scenes(_value_statistics("known"))),
     Attack("statistics-guessed", "label from value statistics",
-           "learns them from guessed models", "label", "", _value_statistics("guessed")),
+           "learns them from guessed models", "label", "", in_many_scenes(_value_statistics("guessed"))),
     Attack("norm", "candidate by norm, 1 record",
            "compares lengths", "record", f"{MODEL}, {CANDIDATES}", _norm),
     Attack("norm-8", "candidate by norm, 8 records",
            "compares lengths", "record", f"{MODEL}, {CANDIDATES}", _norm_of_eight),
     Attack("norm-noise-naive", "candidate by norm, noise of 10 % ignored",
            "compares lengths, and ignores the noise", "record", f"{MODEL}, {CANDIDATES}",
-           _norm_in_noise(corrected=False)),
+           in_many_scenes(_norm_in_noise(corrected=False))),
     Attack("norm-noise", "candidate by norm, noise of 10 % taken out",
            "takes the noise's share out of the length", "record", f"{MODEL}, {CANDIDATES}",
-           _norm_in_noise(corrected=True)),
+           in_many_scenes(_norm_in_noise(corrected=True))),
     Attack("norm-much-noise", "candidate by norm, noise multiplier 0.1",
            "takes the noise's share out of the length", "record", f"{MODEL}, {CANDIDATES}",
-           _norm_in_much_noise),
+           in_many_scenes(_norm_in_much_noise)),
     Attack("values", "candidate by values, 1 record",
            "compares sorted values", "record", f"{MODEL}, {CANDIDATES}", _values),
     Attack("values-8", "candidate by values, 8 records",
            "compares sorted values", "record", f"{MODEL}, {CANDIDATES}", _values_of_eight),
     Attack("values-noise", "candidate by values, noise of 10 %",
-           "compares sorted values", "record", f"{MODEL}, {CANDIDATES}", _values_in_noise),
+           "compares sorted values", "record", f"{MODEL}, {CANDIDATES}", in_many_scenes(_values_in_noise)),
     Attack("pixel-counts", "candidate by values, 1 record",
            "counts pixels of each brightness", "record", CANDIDATES, _pixel_counts),
     Attack("loss", "candidate by reported loss",
            "compares the training loss sent along", "record", f"{MODEL}, {CANDIDATES}", _loss),
     Attack("places-much-noise", "candidate by place and value, noise multiplier 0.1",
-           "takes the nearest candidate", "record", f"{MODEL}, {CANDIDATES}", _places_in_noise),
+           "takes the nearest candidate", "record", f"{MODEL}, {CANDIDATES}", in_many_scenes(_places_in_noise)),
     Attack("angles", "candidates by angles",
            "matches all clients at once by their angles", "record", f"{MODEL}, {CANDIDATES}",
-           _angles("known")),
+           in_many_scenes(_angles("known"))),
     Attack("angles-noise", "candidates by angles, noise of 10 %",
            "matches all clients at once by their angles", "record",
-           f"{MODEL}, {CANDIDATES}", _angles("known", "10 %")),
+           f"{MODEL}, {CANDIDATES}", in_many_scenes(_angles("known", "10 %"))),
     Attack("angles-much-noise", "candidates by angles, noise multiplier 0.1",
            "matches all clients at once by their angles", "record",
-           f"{MODEL}, {CANDIDATES}", _angles("known", 0.1)),
+           f"{MODEL}, {CANDIDATES}", in_many_scenes(_angles("known", 0.1))),
     Attack("angles-most-noise", "candidates by angles, noise multiplier 1",
            "matches all clients at once by their angles", "record",
-           f"{MODEL}, {CANDIDATES}", _angles("known", 1.0)),
+           f"{MODEL}, {CANDIDATES}", in_many_scenes(_angles("known", 1.0))),
     Attack("angles-guessed", "candidates by angles",
            "matches by the angles under guessed models", "record", CANDIDATES,
-           _angles("guessed")),
+           in_many_scenes(_angles("guessed"))),
     Attack("angles-8", "candidates by angles, 8 records",
            "matches by the angles under guessed models", "record", CANDIDATES,
-           _angles_of_eight),
+           in_many_scenes(_angles_of_eight)),
     *(
         Attack(f"pairs-{number}", f"known pairs: {number}", "solves for the transform", "image",
                f"{number} other plain update{'s' if number > 1 else ''}", _pairs(number))
         for number in (1, 8, 64, 512)
     ),
     Attack("known-labels", "angles to 64 known clients",
-           "takes the label of the nearest", "label", "64 other clients' labels", _known_labels()),
+           "takes the label of the nearest", "label", "64 other clients' labels", in_many_scenes(_known_labels())),
     Attack("known-labels-noise", "angles to 64 known clients, noise multiplier 0.1",
            "takes the label of the nearest", "label", "64 other clients' labels",
-           _known_labels(0.1)),
+           in_many_scenes(_known_labels(0.1))),
     Attack("blended", "angles to 64 known clients",
            "blends their images", "image", "64 other clients' records", _blended),
     Attack("known-records", "angles to 64 known clients",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import binomtest, t
 
-__all__ = ["ALL_DB", "Measured", "Word", "of_hits", "of_images", "psnr"]
+__all__ = ["ALL_DB", "Measured", "Word", "of_hits", "of_images", "pooled", "psnr"]
 
 Numbers: TypeAlias = NDArray[np.floating[Any]]
 Word: TypeAlias = Literal["all", "leaks", "hints", "chance"]
@@ -132,6 +133,14 @@ def of_hits(hits: NDArray[np.bool_], chance: float) -> Measured:
         chance=_rounded(chance),
         trials=hits.size,
     )
+
+
+def pooled(parts: Sequence[Measured]) -> Measured:
+    """Judge guesses together that were right or wrong in several scenes."""
+    hits = np.concatenate(
+        [np.arange(part.trials) < round(part.value * part.trials) for part in parts]
+    )
+    return of_hits(hits, float(np.mean([part.chance for part in parts])))
 
 
 def _rounded(value: float) -> float:
