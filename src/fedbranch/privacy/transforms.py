@@ -145,19 +145,33 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Transform:
-    """What clients do to all that the server averages: parameters, and buffers for themselves.
+    """What clients do to all that the server averages, in three blocks.
 
     Attributes
     ----------
-    params, buffers
-        The server compares parameters only, so that the two are hidden separately.
+    params
+        Parameters, which the server also compares.
+    buffers
+        Statistics, such as those of BatchNorm.
+    counters
+        Whole numbers among the buffers. They may be large, and what rotating them rounds off
+        must not get into the statistics; they themselves are rounded to whole numbers again.
     """
 
     params: Orthonormal
     buffers: Orthonormal
+    counters: Orthonormal
 
     @classmethod
-    def of(cls, secret: Secret, kind: Kind, *, num_params: int, num_buffers: int = 0) -> Transform:
+    def of(
+        cls,
+        secret: Secret,
+        kind: Kind,
+        *,
+        num_params: int,
+        num_buffers: int = 0,
+        num_counters: int = 0,
+    ) -> Transform:
         """Make the transform that follows from a secret.
 
         Examples
@@ -172,16 +186,19 @@ class Transform:
         return cls(
             make(secret, num_params, f"{kind} of parameters"),
             make(secret, num_buffers, f"{kind} of buffers"),
+            make(secret, num_counters, f"{kind} of counters"),
         )
 
 
 def secret_order(secret: Secret, purpose: str, size: int) -> NDArray[np.intp]:
     """Draw a permutation: the order of random numbers, too long to be equal."""
-    drawn = np.frombuffer(secret.stream(f"{purpose}: order", 8 * size), np.uint64)
+    drawn = np.frombuffer(secret.stream(f"{purpose}: order", 8 * size), "<u8")
     return np.argsort(drawn, kind="stable")
 
 
 def _check(vectors: Vectors, expected: int, which: str) -> None:
+    if not np.issubdtype(vectors.dtype, np.floating):
+        raise TypeError(f"{which} vectors have dtype {vectors.dtype}; only floats can be mixed")
     if vectors.shape[-1:] != (expected,):
         raise ValueError(
             f"{which} vectors have shape {vectors.shape}; the last axis must be {expected} long"
