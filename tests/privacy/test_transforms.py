@@ -1,6 +1,7 @@
 """Secret transforms: what survives them, what they hide, and that they follow from the secret."""
 
 import pickle
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.fft import dct, idct
 
 from fedbranch import cosine_similarity, weighted_mean
-from fedbranch.privacy import Permutation, Rotation, Secret, Transform
+from fedbranch.privacy import Permutation, Privacy, Rotation, Secret, Transform
 
 SECRET = Secret(bytes(range(32)), run="test")
 KINDS = [Permutation, Rotation]
@@ -152,6 +153,27 @@ def test_nothing_that_prints_a_secret_shows_its_key():
     assert repr(key)[2:-1] not in shown
 
 
+def test_what_holds_a_secret_can_be_shown_as_a_dictionary_without_its_key():
+    shown = repr(asdict(Privacy(SECRET)))
+
+    assert "Secret of run 'test'" in shown
+    assert repr(SECRET.key)[2:-1] not in shown
+    assert not hasattr(SECRET, "__dict__")
+
+
+def test_secrets_are_equal_if_key_run_and_epoch_are():
+    assert Secret(SECRET.key, "test") == SECRET
+    assert hash(Secret(SECRET.key, "test")) == hash(SECRET)
+    assert Secret(SECRET.key, "test", epoch=2) != SECRET
+    assert Secret(bytes(32), "test") != SECRET
+    assert SECRET != "a secret"
+
+
+def test_whole_numbers_cannot_be_mixed():
+    with pytest.raises(TypeError, match="dtype int64"):
+        Rotation(SECRET, 3, "test").hide(np.arange(3))
+
+
 def test_a_secret_is_not_pickled():
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(SECRET)
@@ -170,9 +192,13 @@ def test_purposes_are_independent():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"key": b"short"}, "5 bytes; it must have 32"),
-        ({"run": ""}, "no name"),
+        ({"key": b"short"}, "5 bytes; it must be 32 bytes"),
+        ({"key": "a" * 32}, "the key is a str"),
+        ({"run": ""}, "a name that no other run has"),
+        ({"run": 7}, "run is 7"),
         ({"epoch": 0}, "epoch is 0"),
+        ({"epoch": 1.0}, "epoch is 1.0"),
+        ({"epoch": True}, "epoch is True"),
     ],
 )
 def test_wrong_secrets_are_refused(wrong, message):

@@ -117,17 +117,21 @@ class Roster:
     epoch: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.run, str):
+            raise TypeError(f"run is {self.run!r}; it must be the name of the run")
+        if isinstance(self.members, str) or not isinstance(self.members, Collection):
+            raise TypeError(f"members is {self.members!r}; it must be a list of fingerprints")
         object.__setattr__(self, "members", frozenset(self.members))
         if not 1 <= len(self.run.encode()) <= MAX_RUN_BYTES:
             raise ValueError(
                 f"the run's name has {len(self.run.encode())} bytes; 1 to {MAX_RUN_BYTES} are good"
             )
-        if not 1 <= self.epoch < 2**64:
-            raise ValueError(f"epoch is {self.epoch}; it must be at least 1")
+        if type(self.epoch) is not int or not 1 <= self.epoch < 2**64:
+            raise ValueError(f"epoch is {self.epoch!r}; it must be a whole number from 1 on")
         if not self.members:
             raise ValueError("the roster has no members; list their fingerprints")
         for member in self.members:
-            if not FINGERPRINT.fullmatch(member):
+            if not isinstance(member, str) or not FINGERPRINT.fullmatch(member):
                 raise ValueError(
                     f"{member!r} is no fingerprint; it must be the 64 digits of "
                     "Identity.fingerprint"

@@ -7,6 +7,7 @@ nobody: neither the server nor the other clients, even if they know the shared s
 from __future__ import annotations
 
 import math
+import operator
 import secrets
 import warnings
 from dataclasses import dataclass, replace
@@ -87,7 +88,7 @@ class Noise:
         if not (math.isfinite(epsilon) and epsilon > 0):
             raise ValueError(f"epsilon is {epsilon}; it must be a finite number above 0")
         _check_delta(delta)
-        if num_releases < 1:
+        if operator.index(num_releases) < 1:
             raise ValueError(f"num_releases is {num_releases}; it must be at least 1")
         import dp_accounting  # here, since it takes seconds to load
 
@@ -175,7 +176,7 @@ class Noise:
         (Balle and Wang, 2018). So there is no accountant's error, and no grid.
         """
         _check_delta(delta)
-        if num_releases < 0:
+        if operator.index(num_releases) < 0:
             raise ValueError(f"num_releases is {num_releases}; it must be at least 0")
         if num_releases == 0:
             return 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import struct
-from dataclasses import dataclass
 from typing import NoReturn
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -17,14 +16,13 @@ KEY_BYTES = 32
 PROTOCOL = b"fedbranch privacy 1"
 
 
-@dataclass(frozen=True, repr=False)
 class Secret:
     """A key for one epoch of one run, and what follows from it.
 
-    Attributes
+    Parameters
     ----------
     key
-        32 random bytes. Never printed, logged or pickled.
+        32 random bytes. Never printed, logged, copied into a dictionary or pickled.
     run
         The name of the run.
     epoch
@@ -39,22 +37,54 @@ class Secret:
     '31d11e74'
     """
 
-    key: bytes
-    run: str
-    epoch: int = 1
+    # No dataclass: asdict() and vars() of whatever holds a secret would show the key.
+    __slots__ = ("_epoch", "_key", "_run")
 
-    def __post_init__(self) -> None:
-        if len(self.key) != KEY_BYTES:
-            raise ValueError(f"the key has {len(self.key)} bytes; it must have {KEY_BYTES}")
-        if not self.run:
-            raise ValueError("the run has no name; give it one that no other run has")
-        if not 1 <= self.epoch < 2**64:
-            raise ValueError(f"epoch is {self.epoch}; it must be at least 1")
+    def __init__(self, key: bytes, run: str, epoch: int = 1) -> None:
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+            size = f"{len(key)} bytes" if isinstance(key, bytes) else f"a {type(key).__name__}"
+            raise ValueError(f"the key is {size}; it must be {KEY_BYTES} bytes")
+        if not isinstance(run, str) or not run:
+            raise ValueError(f"run is {run!r}; it must be a name that no other run has")
+        if type(epoch) is not int or not 1 <= epoch < 2**64:
+            raise ValueError(f"epoch is {epoch!r}; it must be a whole number from 1 on")
+        self._key, self._run, self._epoch = key, run, epoch
+
+    @property
+    def key(self) -> bytes:
+        """32 random bytes."""
+        return self._key
+
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        return self._run
+
+    @property
+    def epoch(self) -> int:
+        """Which key of the run it is."""
+        return self._epoch
 
     @classmethod
     def new(cls, run: str, epoch: int = 1) -> Secret:
         """Draw a fresh secret from the operating system."""
         return cls(secrets.token_bytes(KEY_BYTES), run, epoch)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        # In constant time, whoever asks.
+        is_key = secrets.compare_digest(self.key, other.key)
+        return is_key and (self.run, self.epoch) == (other.run, other.epoch)
+
+    def __hash__(self) -> int:
+        return hash((self.run, self.epoch, self.fingerprint))
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, _: object) -> Secret:
+        return self
 
     def derived(self, purpose: str) -> bytes:
         """Give the key for a purpose: it says nothing about those for others."""
