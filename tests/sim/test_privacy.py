@@ -664,6 +664,40 @@ def test_every_update_costs_privacy_and_halves_cost_twice():
     assert run.epsilons(1e-5) == {i: NOISE.epsilon(n, 1e-5) for i, n in counts.items()}
 
 
+def test_whether_there_are_halves_does_not_depend_on_the_data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 24, 6)).astype(np.float32)
+    y = rng.integers(2, size=(6, 24))
+    x[0] = 0  # without a bias nothing is learned from it: its halves differ by nothing
+    data = {f"client-{i}": fb.ClientData((x[i], y[i]), None) for i in range(5)}
+    data["few"] = fb.ClientData((x[5, :3], y[5, :3]), None)  # cannot be divided
+
+    model = nn.Linear(6, 2, bias=False)
+    nn.init.zeros_(model.weight)
+
+    def of_run(engine):
+        has_halves = {}
+
+        def noted(client_id, this_round, update):
+            has_halves[this_round, client_id] = update.half_difference is not None
+            return update
+
+        run = fb.simulate(
+            model, data, rounds=3, engine=engine, before_send=noted,
+            privacy=Privacy(SECRET, transform=None, noise=Noise(clip=1.0, multiplier=8.0)),
+        )  # fmt: skip
+        assert run.engine.name == engine
+        return has_halves, run.epsilons(1e-5)
+
+    has_halves, epsilons = of_run("vectorised")
+
+    assert (has_halves, epsilons) == of_run("reference")
+    assert has_halves[2, "client-0"]
+    assert has_halves[2, "client-1"]
+    assert not has_halves[2, "few"]
+    assert epsilons["client-0"] == epsilons["client-1"] > epsilons["few"]
+
+
 def test_without_noise_there_is_no_epsilon():
     with pytest.raises(ValueError, match=r"had no noise.*Noise\(clip=..., multiplier=...\)"):
         simulate(ROTATION, rounds=1).epsilons(1e-5)

@@ -19,7 +19,7 @@ from fedbranch.core.geometry import to_numpy
 from fedbranch.data import ClientData, PartName
 from fedbranch.errors import ClientFailed
 from fedbranch.examination import Aggregate, Weighting
-from fedbranch.halves import half_rows, halves_seed
+from fedbranch.halves import Halves, half_rows, halves_seed
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.rules import Rule
 from fedbranch.seeds import draw_clients, stream_seed
@@ -178,15 +178,51 @@ class Population:
         seeds = {i: stream_seed(self.seed, this_round, i) for i in tasks}
         replies = self.engine.updates(tasks, seeds) if tasks else {}
         if self._noise is not None:
-            replies = self._with_noise(self._noise, _one_by_one(replies), this_round)
+            own = self._one_by_one(replies, tasks)
+            replies = self._with_noise(self._noise, own, this_round)
         if self.before_send is not None:
-            own = _one_by_one(replies)
+            own = self._one_by_one(replies, tasks)
             replies = {i: self.before_send(i, this_round, own[i]) for i in sorted(own)}
         if self._hiding is None:
             return replies
         if isinstance(replies, UpdateBatch):
             return self._hiding.hidden_batch(replies)
         return {i: _hidden_reply(self._hiding, i, update) for i, update in replies.items()}
+
+    def _one_by_one(
+        self, batch: UpdateBatch | Mapping[str, Update], tasks: Mapping[str, Task]
+    ) -> Mapping[str, Update]:
+        """Give the replies of a batch as each client would send its own."""
+        if not isinstance(batch, UpdateBatch):
+            return batch
+        vectors = to_numpy(batch.vectors)
+        buffers, signals, half_differences = (
+            [None] * len(batch) if column is None else to_numpy(column)
+            for column in (batch.buffers, batch.signals, batch.half_differences)
+        )
+        return {
+            client_id: Update(
+                vector=vectors[row],
+                num_examples=batch.num_examples[row],
+                metrics=batch.metrics[row],
+                buffers=buffers[row],
+                base=batch.bases[row],
+                signal=signals[row],
+                # Not from the numbers: two halves may differ by nothing, and whether they do
+                # is something that noise must cover.
+                half_difference=None
+                if self._halves(client_id, tasks[client_id]) is None
+                else half_differences[row],
+            )
+            for row, client_id in enumerate(batch.client_ids)
+        }
+
+    def _halves(self, client_id: str, task: Task) -> Halves | None:
+        """Say on which halves a client trains; None if on all rows. Only public facts count."""
+        if task.halves is None:
+            return None
+        num_rows = len(self.clients[client_id].train.x)
+        return half_rows(num_rows, halves_seed(self.seed, client_id), task.halves)
 
     def _with_noise(
         self, noise: Noise, replies: Mapping[str, Update], this_round: int
@@ -214,12 +250,9 @@ class Population:
         """Count the examples that clients see when they train."""
         num_visits = 0
         for client_id, task in tasks.items():
-            num_rows = len(self.clients[client_id].train.x)
-            halves = None
-            if task.halves is not None:
-                halves = half_rows(num_rows, halves_seed(self.seed, client_id), task.halves)
+            halves = self._halves(client_id, task)
             if halves is None:
-                num_visits += self.training.num_visits(num_rows)
+                num_visits += self.training.num_visits(len(self.clients[client_id].train.x))
             else:
                 num_visits += sum(self.training.on_a_half.num_visits(len(own)) for own in halves)
         return num_visits
@@ -333,30 +366,6 @@ def _check_privacy(privacy: Privacy, initial: ModelState, training: LocalTrainin
             "send_gradient sends a second vector about the same data, which no noise covers; "
             "compare updates, or take noise=None"
         )
-
-
-def _one_by_one(batch: UpdateBatch | Mapping[str, Update]) -> Mapping[str, Update]:
-    """Give the replies of a batch as each client would send its own."""
-    if not isinstance(batch, UpdateBatch):
-        return batch
-    vectors = to_numpy(batch.vectors)
-    buffers, signals, halves = (
-        [None] * len(batch) if column is None else to_numpy(column)
-        for column in (batch.buffers, batch.signals, batch.half_differences)
-    )
-    return {
-        client_id: Update(
-            vector=vectors[row],
-            num_examples=batch.num_examples[row],
-            metrics=batch.metrics[row],
-            buffers=buffers[row],
-            base=batch.bases[row],
-            signal=signals[row],
-            # A row of zeros stands for a client that made no halves.
-            half_difference=None if (half := halves[row]) is None or not half.any() else half,
-        )
-        for row, client_id in enumerate(batch.client_ids)
-    }
 
 
 def _digest(client: ClientData) -> str:
