@@ -288,6 +288,56 @@ def test_a_counter_that_grows_does_not_blur_the_statistics_beside_it(kind):
     assert np.abs(plain[~is_counter] + 1).max() < 2e-6  # far below BatchNorm's eps, 1e-5
 
 
+class Counting(nn.Module):
+    """Counts, beside what it learns, in how many rows each input was above zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.zeros(64))
+        self.register_buffer("num_above", torch.zeros(64, dtype=torch.long))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.1)
+            self.num_above += (x > 0).sum(0)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("privacy", [PERMUTATION, ROTATION], ids=["permutation", "rotation"])
+def test_what_a_model_counts_reaches_no_server_in_plain(privacy, monkeypatch):
+    sent, plain = [], []
+    step = fb.Server.step
+
+    def noted(server, replies, **losses):
+        sent.extend(np.asarray(reply.buffers) for reply in replies.values())
+        return step(server, replies, **losses)
+
+    def noted_before(client_id, this_round, update):
+        plain.append(update.buffers)
+        return update
+
+    monkeypatch.setattr(fb.Server, "step", noted)
+    settings = {"rounds": 8, "rule": fb.NeverSplit(), "engine": "reference", "weighting": "equal"}
+    data = {f"client-{i}": clients()["client-0"] for i in range(4)}  # so that means are whole
+    hidden = fb.simulate(Counting(), data, privacy=privacy, before_send=noted_before, **settings)
+    shown = fb.simulate(Counting(), data, **settings)
+
+    assert len(plain) == 32
+    for ours, theirs in zip(sent, plain, strict=False):
+        num_above = theirs[64:]
+        assert num_above.max() > 100
+        hidden_counts = ours[-64:]
+        if privacy is ROTATION:  # a permutation keeps the numbers, but not their places
+            num_same = np.isin(ours, num_above[num_above > 0]).sum()
+            assert num_same <= 3
+        assert (hidden_counts == num_above).mean() < 0.5
+    counts = [ours.model_at(0).num_above for ours in (hidden, shown)]
+    assert counts[0].max() > 1000
+    assert torch.equal(*counts)
+
+
 @pytest.mark.parametrize(
     "privacy",
     [PERMUTATION, ROTATION, replace(ROTATION, sketch=64)],
@@ -414,7 +464,7 @@ class Scan:
         purposes = [
             f"{kind} of {what}{part}"
             for kind in ("rotation", "permutation")
-            for what in ("parameters", "buffers")
+            for what in ("parameters", "buffers", "counters")
             for part in ("", ": order", ": signs")
         ]
         keys = [secret.key] + [

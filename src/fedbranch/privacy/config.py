@@ -65,12 +65,18 @@ class Privacy:
         if not isinstance(self.noise, Noise | None):
             raise TypeError(f"noise is {self.noise!r}; pass Noise(clip=..., multiplier=...)")
 
-    def transform_of(self, *, num_params: int, num_buffers: int = 0) -> Transform | None:
+    def transform_of(
+        self, *, num_params: int, num_buffers: int = 0, num_counters: int = 0
+    ) -> Transform | None:
         """Give the transform for a model; None if nothing is hidden."""
         if self.transform is None:
             return None
         return Transform.of(
-            self.secret, self.transform, num_params=num_params, num_buffers=num_buffers
+            self.secret,
+            self.transform,
+            num_params=num_params,
+            num_buffers=num_buffers,
+            num_counters=num_counters,
         )
 
     def sketch_of(self, num_hidden: int) -> Sketch | None:

@@ -50,10 +50,13 @@ class Hiding:
 
     Notes
     -----
-    Buffers that count, such as the batches that a BatchNorm has seen, are sent as they are.
-    They say no more than the number of examples, which the server is told; and a number that
-    grows to thousands, mixed with statistics, would leave these without their last digits:
-    a variance of nearly zero might come back negative.
+    Whole numbers among the buffers, which may count a client's data, are hidden too, but apart
+    from the statistics: a number that grows to thousands would leave these without their last
+    digits, and a variance of nearly zero might come back negative. What a rotation rounds off
+    the counters themselves is gone when they are loaded into the model, which rounds them; so
+    they stay exact up to about 100,000. A rotation has nothing to mix where there is one
+    counter alone: such as the batches that a single BatchNorm has seen, which say no more than
+    the number of examples, and that the server is told.
     """
 
     def __init__(self, privacy: Privacy, model: nn.Module) -> None:
@@ -63,22 +66,27 @@ class Hiding:
         self._is_counter = _are_counters(model)
         num_counters = int(self._is_counter.sum())
         self._transform = privacy.transform_of(
-            num_params=self.num_params, num_buffers=self.num_buffers - num_counters
+            num_params=self.num_params,
+            num_buffers=self.num_buffers - num_counters,
+            num_counters=num_counters,
         )
         if self._transform is not None:
             self.num_params = self._transform.params.num_hidden
-            self.num_buffers = self._transform.buffers.num_hidden + num_counters
+            self.num_buffers = (
+                self._transform.buffers.num_hidden + self._transform.counters.num_hidden
+            )
         self._sketch = privacy.sketch_of(self.num_params)
 
     def revealed(self, params: Vector, buffers: Vector) -> tuple[Vector, Vector]:
         """Give the plain model for a hidden one; both are displacements."""
-        if self._transform is None:
+        transform = self._transform
+        if transform is None:
             return params, buffers
-        num_hidden = self._transform.buffers.num_hidden
+        num_hidden = transform.buffers.num_hidden
         plain = np.empty(self._is_counter.shape, buffers.dtype)
-        plain[~self._is_counter] = self._transform.buffers.reveal(buffers[:num_hidden])
-        plain[self._is_counter] = buffers[num_hidden:]
-        return self._transform.params.reveal(params), plain
+        plain[~self._is_counter] = transform.buffers.reveal(buffers[:num_hidden])
+        plain[self._is_counter] = transform.counters.reveal(buffers[num_hidden:])
+        return transform.params.reveal(params), plain
 
     def hidden_params(self, vectors: Array) -> Array:
         """Hide vectors of parameters: (..., plain length) to (..., num_params)."""
@@ -97,8 +105,9 @@ class Hiding:
                     f"buffers have shape {plain.shape}; the last axis must be "
                     f"{self._is_counter.size} long"
                 )
-            hidden = transform.buffers.hide(plain[..., ~self._is_counter])
-            return np.concatenate([hidden, plain[..., self._is_counter]], axis=-1)
+            statistics = transform.buffers.hide(plain[..., ~self._is_counter])
+            counters = transform.counters.hide(plain[..., self._is_counter])
+            return np.concatenate([statistics, counters], axis=-1)
 
         return _mapped(hide, vectors)
 
