@@ -204,7 +204,10 @@ def test_the_baselines_hide_too(method, privacy):
     if method is fb.ifca:
         settings["num_clusters"] = 2
 
-    plain, hidden = simulate(None, **settings), simulate(privacy, **settings)
+    in_place = replace(privacy, transform=None)  # whose other models start as the hidden ones do
+    plain = simulate(in_place if method is fb.ifca else None, **settings)
+
+    hidden = simulate(privacy, **settings)
 
     assert hidden.clusters == plain.clusters
     assert largest_difference(hidden, plain) <= (0 if privacy is PERMUTATION else 1e-6)
@@ -212,6 +215,29 @@ def test_the_baselines_hide_too(method, privacy):
         starts = [node for node in plain.tree.leaves if node.params.any()]
         assert starts
         assert not any(np.array_equal(n.params, hidden.tree[n.id].params) for n in starts)
+
+
+def test_no_model_that_follows_from_the_public_seed_is_sent_hidden(monkeypatch):
+    given = []
+    partition = fb.Server.partition
+
+    def noted(server, clusters, starts=None):
+        given.append(starts)
+        return partition(server, clusters, starts)
+
+    monkeypatch.setattr(fb.Server, "partition", noted)
+    other = Privacy(Secret(bytes(32), "tests"), transform="permutation")
+    for privacy in (None, PERMUTATION, PERMUTATION, other):
+        simulate(privacy, method=fb.ifca, num_clusters=3, rounds=1, engine="reference")
+
+    # A permutation keeps the numbers: in ascending order they would be the same.
+    public, hidden, again, of_other = (
+        {np.sort(start).tobytes() for start in starts.values()} for starts in given
+    )
+    assert [len(starts) for starts in (public, hidden)] == [2, 2]
+    assert hidden == again
+    assert not hidden & public
+    assert not hidden & of_other
 
 
 def test_gradients_are_hidden_like_updates():

@@ -84,7 +84,8 @@ def ifca(
     ----------
     model, clients
         As for :func:`simulate`. The first of the k models starts as ``model``, the others
-        from fresh initial weights.
+        from fresh initial weights. With ``privacy`` these follow from its secret: the server,
+        which is sent them hidden, must not know any model that it has also seen hidden.
     num_clusters
         k, which this method must be told.
     settings
@@ -101,7 +102,11 @@ def ifca(
     initial = ModelState.of(model)
     starts = {}
     for number in range(1, num_clusters):
-        fresh = _fresh_weights(model, stream_seed(settings.get("seed", 0), "ifca", number))
+        if privacy is None:
+            own_seed = stream_seed(settings.get("seed", 0), "ifca", number)
+        else:  # not from the run's seed, which is no secret
+            own_seed = privacy.secret.seed(f"ifca {number}")
+        fresh = _fresh_weights(model, own_seed)
         starts[f"model-{number}"], _ = ModelState.of(fresh).minus(initial)
         if not starts[f"model-{number}"].any():
             raise ValueError(
