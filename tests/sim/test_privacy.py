@@ -494,7 +494,8 @@ class Scan:
             for part in ("", ": order", ": signs")
         ]
         keys = [secret.key] + [
-            secret.derived(purpose) for purpose in [*purposes, "fingerprint", "initial model"]
+            secret.derived(purpose)
+            for purpose in [*purposes, "fingerprint", "initial model", "digest"]
         ]
         self.of_keys = {
             form
@@ -604,6 +605,41 @@ def test_the_run_folder_says_what_was_done(tmp_path):
         "sketch": 64,
         "noise": {"clip": 1.0, "multiplier": 0.05},
     }
+
+
+def test_guesses_of_models_and_data_cannot_be_tested_on_the_run_folder(tmp_path):
+    twin = clients()["client-0"]
+    data = {"a": twin, "b": twin}
+
+    def digests(privacy, folder, **settings):
+        fb.simulate(
+            smooth(), data, privacy=privacy, folder=tmp_path / folder, rounds=1,
+            engine="reference", **settings,
+        )  # fmt: skip
+        about = json.loads((tmp_path / folder / "run.json").read_text())
+        return [about["initial_model"], *(client["data"] for client in about["clients"])]
+
+    model, a, b = digests(None, "plain")
+    other = Privacy(Secret(bytes(32), "tests", epoch=3))
+    of_runs = [digests(p, f"hidden {i}") for i, p in enumerate([ROTATION, PERMUTATION, other])]
+
+    assert model == ModelState.of(smooth()).digest()
+    assert a == b
+    assert of_runs[0] == of_runs[1]  # by the same secret
+    assert len({model, a, *of_runs[0], *of_runs[2]}) == 8  # also of twins
+    assert digests(ROTATION, "hidden 0", resume=True) == of_runs[0]
+
+
+def test_a_hidden_run_is_not_resumed_with_another_model(tmp_path):
+    simulate(ROTATION, folder=tmp_path, rounds=1)
+
+    with pytest.raises(fb.UnusableRun, match="its initial_model is not the one given"):
+        fb.simulate(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10)),
+            clients(), privacy=ROTATION, folder=tmp_path, rounds=1, rule=THRESHOLDS, seed=5,
+            training=fb.LocalTraining(optimizer=fb.sgd(0.2), epochs=2, batch_size=36),
+            engine="vectorised", evaluate_every=ROUNDS, resume=True,
+        )  # fmt: skip
 
 
 # Sketches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import hmac
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -300,12 +301,13 @@ class Population:
     def describe(self) -> JSON:
         """Say everything that the clients' results depend on."""
         return {
+            # First, since with another secret the digests below are others too.
+            "privacy": None if self.privacy is None else self.privacy.describe(),
             "seed": self.seed,
             "training": self.training.describe(self.model),
             "num_params": self.initial.params.numel(),
-            "initial_model": self.initial.digest(),
+            "initial_model": self._told("initial model", self.initial.digest()),
             "before_send": None if self.before_send is None else _name_of(self.before_send),
-            "privacy": None if self.privacy is None else self.privacy.describe(),
             "clients": [
                 {
                     "id": client_id,
@@ -318,13 +320,23 @@ class Population:
                         if client.validation is None
                         else {"num_validation": len(client.validation.x)}
                     ),
-                    "data": _digest(client),
+                    "data": self._told(f"data of {client_id}", _digest(client)),
                     "joins": client.joins,
                     "leaves": client.leaves,
                 }
                 for client_id, client in self.clients.items()
             ],
         }
+
+    def _told(self, what: str, digest: str) -> str:
+        """Give the digest that others may see: with privacy, one that nobody can test guesses on.
+
+        Without the secret it does not even say whether two clients have the same data.
+        """
+        if self.privacy is None:
+            return digest
+        key = self.privacy.secret.derived("digest")
+        return hmac.digest(key, f"{what}: {digest}".encode(), "sha256").hex()
 
 
 def chosen_device(device: str) -> torch.device:
