@@ -275,6 +275,25 @@ def test_a_reply_that_cannot_be_hidden_is_never_sent():
         simulate(ROTATION, before_send=without_end, rounds=1)
 
 
+@pytest.mark.parametrize("column", ["vector", "buffers"])
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        (lambda values: values.tolist(), "a vector is a list; only arrays can be hidden"),
+        (lambda values: "0.5", "a vector is a str; only arrays can be hidden"),
+        (lambda values: values.astype(int), "only floats can be mixed"),
+    ],
+)
+def test_a_reply_of_the_wrong_kind_is_never_sent(column, spoiled, message):
+    def bad(client_id, this_round, update):
+        if client_id != "client-3":
+            return update
+        return replace(update, **{column: spoiled(getattr(update, column))})
+
+    with pytest.raises(fb.ClientFailed, match=f"client 'client-3' could not hide.*{message}"):
+        simulate(ROTATION, model="BatchNorm", before_send=bad, rounds=1)
+
+
 def test_what_is_no_update_or_not_finite_is_refused_like_any_bad_reply():
     def broken(client_id, this_round, update):
         if client_id == "client-0":
@@ -838,6 +857,17 @@ def test_lost_counts_are_not_taken_for_zero(tmp_path):
         simulate(privacy, folder=tmp_path, checkpoint_every=1, resume=True)
 
 
+@pytest.mark.parametrize("count", [-5, 0, 1.5, True, "2", None])
+def test_counts_that_cannot_be_are_damage(tmp_path, count):
+    privacy = Privacy(SECRET, noise=NOISE)
+    with pytest.raises(Stopped):
+        simulate(privacy, folder=tmp_path, checkpoint_every=1, on_round=stop_after(1))
+    (tmp_path / "releases.jsonl").write_text(json.dumps({"client-0": count}) + "\n")
+
+    with pytest.raises(fb.DamagedFile, match=f"releases.jsonl.*'client-0' has {count!r} releases"):
+        simulate(privacy, folder=tmp_path, checkpoint_every=1, resume=True)
+
+
 # What cannot be meant
 
 
@@ -846,7 +876,11 @@ def test_lost_counts_are_not_taken_for_zero(tmp_path):
     [
         ({"secret": b"x" * 32}, TypeError, "secret is a bytes; pass a Secret"),
         ({"transform": "rotations"}, ValueError, "transform is 'rotations'; it must be one of"),
-        ({"sketch": 0}, ValueError, "sketch is 0; it must be at least 1"),
+        ({"sketch": 0}, ValueError, "sketch is 0; it must be at least 16"),
+        ({"sketch": 15}, ValueError, "sketch is 15; it must be at least 16"),
+        ({"sketch": True}, TypeError, "sketch is True; it must be a whole number"),
+        ({"sketch": 64.0}, TypeError, "sketch is 64.0; it must be a whole number"),
+        ({"sketch": "64"}, TypeError, "sketch is '64'; it must be a whole number"),
         ({"sketch": 64, "transform": "permutation"}, ValueError, "after a rotation only"),
         ({"sketch": 64, "transform": None}, ValueError, "after a rotation only"),
         ({"noise": 1.0}, TypeError, r"noise is 1.0; pass Noise\(clip"),
@@ -858,5 +892,42 @@ def test_impossible_settings_are_named(settings, error, message):
 
 
 def test_a_sketch_longer_than_the_model_is_refused():
-    with pytest.raises(ValueError, match=r"the sketch has size 10000; it must be .* at most"):
+    with pytest.raises(
+        ValueError, match=r"sketch is 10000, but .* has only 960 numbers; take fewer of them"
+    ):
         simulate(Privacy(SECRET, sketch=10_000), rounds=1)
+
+
+def test_a_size_may_come_from_numpy(tmp_path):
+    simulate(Privacy(SECRET, sketch=np.int64(64)), rounds=1, folder=tmp_path)
+
+    assert json.loads((tmp_path / "run.json").read_text())["privacy"]["sketch"] == 64
+
+
+@pytest.mark.parametrize("method", [fb.simulate, fb.fedavg, fb.local, fb.oracle, fb.ifca])
+@pytest.mark.parametrize("privacy", [SECRET, "rotation", True, False, {}], ids=repr)
+def test_what_is_no_privacy_is_named(method, privacy):
+    settings = {"num_clusters": 2} if method is fb.ifca else {}
+
+    with pytest.raises(TypeError, match=r"privacy is a \w+; pass Privacy\(Secret"):
+        simulate(privacy, method=method, rounds=1, **settings)
+
+
+TINY = {"x": fb.ClientData((np.float32([[1, 2], [3, 4]]), np.array([0, 1])), None)}
+
+
+def test_a_model_of_a_few_numbers_is_hardly_hidden():
+    with pytest.warns(RuntimeWarning, match="a model of 6 numbers is hardly hidden by a rotation"):
+        fb.simulate(nn.Linear(2, 2), TINY, rounds=1, privacy=ROTATION)
+
+
+def test_of_a_model_that_is_not_to_be_hidden_nothing_is_said():
+    fb.simulate(nn.Linear(2, 2), TINY, rounds=1, privacy=replace(ROTATION, transform=None))
+
+
+def test_a_sketch_of_a_model_of_a_few_numbers_is_refused():
+    with (
+        pytest.warns(RuntimeWarning, match="hardly hidden"),
+        pytest.raises(ValueError, match=r"sketch is 16, .* only 6 numbers; take sketch=None"),
+    ):
+        fb.simulate(nn.Linear(2, 2), TINY, rounds=1, privacy=Privacy(SECRET, sketch=16))

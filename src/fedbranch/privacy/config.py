@@ -8,7 +8,7 @@ from typing import get_args
 
 from fedbranch.privacy.noise import Noise
 from fedbranch.privacy.secret import Secret
-from fedbranch.privacy.sketch import Sketch
+from fedbranch.privacy.sketch import SMALLEST_SIZE, Sketch
 from fedbranch.privacy.transforms import Kind, Transform
 
 __all__ = ["Privacy"]
@@ -55,8 +55,7 @@ class Privacy:
         if self.transform not in kinds:
             raise ValueError(f"transform is {self.transform!r}; it must be one of {kinds}")
         if self.sketch is not None:
-            if operator.index(self.sketch) < 1:
-                raise ValueError(f"sketch is {self.sketch}; it must be at least 1")
+            object.__setattr__(self, "sketch", _checked_size(self.sketch))
             if self.transform != "rotation":
                 raise ValueError(
                     f"sketch is {self.sketch} with transform {self.transform!r}; some numbers stand "
@@ -81,7 +80,15 @@ class Privacy:
 
     def sketch_of(self, num_hidden: int) -> Sketch | None:
         """Give the sketch for hidden updates of this length; None if all is compared."""
-        return None if self.sketch is None else Sketch(num_hidden, self.sketch)
+        if self.sketch is None:
+            return None
+        if self.sketch > num_hidden:
+            fewer = "take fewer of them, or " if num_hidden > SMALLEST_SIZE else "take "
+            raise ValueError(
+                f"sketch is {self.sketch}, but a hidden update of this model has only {num_hidden} "
+                f"numbers; {fewer}sketch=None to compare all"
+            )
+        return Sketch(num_hidden, self.sketch)
 
     def describe(self) -> dict[str, object]:
         """Say what it is without saying the secret: equal if the secret and the rest are.
@@ -102,3 +109,20 @@ class Privacy:
             if noise is None
             else {"clip": noise.clip, "multiplier": noise.multiplier},
         }
+
+
+def _checked_size(size: object) -> int:
+    try:
+        if isinstance(size, bool):
+            raise TypeError
+        checked = operator.index(size)  # type: ignore[arg-type]  # that is what is tried
+    except TypeError:
+        raise TypeError(
+            f"sketch is {size!r}; it must be a whole number, such as 1000, or None"
+        ) from None
+    if checked < SMALLEST_SIZE:
+        raise ValueError(
+            f"sketch is {checked}; it must be at least {SMALLEST_SIZE}, or no cosine can be told "
+            "from another; 1000 is often enough"
+        )
+    return checked

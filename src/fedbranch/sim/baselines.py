@@ -20,7 +20,7 @@ from fedbranch.data import ClientData
 from fedbranch.rules import NeverSplit
 from fedbranch.seeds import stream_seed
 from fedbranch.server import Server
-from fedbranch.sim.hidden import Hiding
+from fedbranch.sim.hidden import Hiding, check_is_privacy
 from fedbranch.sim.population import Population
 from fedbranch.sim.simulation import Run, Settings, simulate
 
@@ -94,6 +94,7 @@ def ifca(
     if num_clusters < 1:
         raise ValueError(f"num_clusters is {num_clusters}; it must be at least 1")
     privacy = settings.get("privacy")
+    check_is_privacy(privacy)
     if privacy is not None and privacy.noise is not None:
         raise ValueError(
             "privacy has noise, and which model a client chooses says something of its data that "

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_array_api_obj
 from numpy.typing import NDArray
 from torch import nn
 
@@ -26,9 +26,28 @@ from fedbranch.tree import Node, Vector
 if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
     from fedbranch.privacy import Privacy
 
-__all__ = ["Hiding", "Revealing"]
+__all__ = ["Hiding", "Revealing", "check_is_privacy"]
 
 SomePlace = TypeVar("SomePlace", Task, Trial, Node)
+
+
+def check_is_privacy(privacy: object) -> None:
+    """Refuse what was given as privacy and is none.
+
+    Raises
+    ------
+    TypeError
+        Saying what to pass.
+    """
+    if privacy is None:
+        return
+    from fedbranch.privacy import Privacy  # here, since it needs cryptography
+
+    if not isinstance(privacy, Privacy):
+        raise TypeError(
+            f"privacy is a {type(privacy).__name__}; pass Privacy(Secret.new('name of the run')), "
+            "both from fedbranch.privacy, or None"
+        )
 
 
 class Hiding:
@@ -214,6 +233,8 @@ def _are_counters(model: nn.Module) -> NDArray[np.bool_]:
 
 def _mapped(function: Callable[[NDArray[Any]], NDArray[Any]], vectors: Array) -> Array:
     """Apply what is written for NumPy to arrays of any library."""
+    if not is_array_api_obj(vectors):
+        raise TypeError(f"a vector is a {type(vectors).__name__}; only arrays can be hidden")
     with np.errstate(over="ignore", invalid="ignore"):  # the server refuses what is not finite
         mapped = function(to_numpy(vectors))
     there: Array = array_namespace(vectors).asarray(mapped, device=device(vectors))

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import hmac
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,7 +27,7 @@ from fedbranch.rules import Rule
 from fedbranch.seeds import draw_clients, stream_seed
 from fedbranch.server import Server
 from fedbranch.sim.engines import Engine, EngineName, start_engine
-from fedbranch.sim.hidden import Hiding, Revealing
+from fedbranch.sim.hidden import Hiding, Revealing, check_is_privacy
 from fedbranch.sim.reference import Reference
 from fedbranch.sim.releases import Releases
 from fedbranch.tree import Node, ParameterTree, Vector
@@ -36,6 +37,8 @@ if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy ha
     from fedbranch.privacy.noise import Noise
 
 __all__ = ["BeforeSend", "Population", "chosen_device", "only_finite"]
+
+FEWEST_HIDDEN = 16  # parameters; fewer can be mixed in few ways only
 
 BeforeSend: TypeAlias = Callable[[str, int, Update], Update]
 
@@ -77,6 +80,7 @@ class Population:
         before_send: BeforeSend | None = None,
         privacy: Privacy | None = None,
     ) -> None:
+        check_is_privacy(privacy)
         if not isinstance(clients, Mapping):
             raise TypeError(
                 f"clients is a {type(clients).__name__}; pass a dict: {{'a': ClientData(...), ...}}"
@@ -360,12 +364,20 @@ def _hidden_reply(hiding: Hiding, client_id: str, update: object) -> Update:
         return update  # type: ignore[return-value]  # before_send's; the server refuses it
     try:
         return hiding.hidden(update)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ClientFailed(f"client {client_id!r} could not hide its reply: {error}") from error
 
 
 def _check_privacy(privacy: Privacy, initial: ModelState, training: LocalTraining) -> None:
-    """Refuse noise where some of what clients send would go without."""
+    """Refuse noise where some of what clients send would go without; warn of tiny models."""
+    num_params = initial.params.numel()
+    if privacy.transform is not None and num_params < FEWEST_HIDDEN:
+        warnings.warn(
+            f"a model of {num_params} numbers is hardly hidden by a {privacy.transform}: there are "
+            "few ways to mix them, and the server can try them; take a larger model, or noise",
+            RuntimeWarning,
+            stacklevel=4,  # who calls simulate
+        )
     if privacy.noise is None:
         return
     if initial.buffers.numel():

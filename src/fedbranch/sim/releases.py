@@ -36,7 +36,7 @@ class Releases:
             if len(lines) < num_rounds:
                 raise ValueError(f"it has {len(lines)} of {num_rounds} rounds")
             for line in lines[:num_rounds]:
-                self.by_client.update({str(i): int(n) for i, n in json.loads(line).items()})
+                self.by_client.update({i: _checked(i, n) for i, n in json.loads(line).items()})
         except (ValueError, AttributeError, TypeError) as error:
             raise DamagedFile(
                 f"{self.path} cannot be read, so that nobody knows what the noise is worth: {error}"
@@ -49,3 +49,9 @@ class Releases:
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(counts, sort_keys=True) + "\n")
+
+
+def _checked(client_id: str, count: object) -> int:
+    if type(count) is not int or count < 1:
+        raise ValueError(f"client {client_id!r} has {count!r} releases in a round")
+    return count
