@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedbranch.errors import AgreementFailed, FederationStalled, NotConfirmed
@@ -102,6 +104,82 @@ def test_nodes_that_remember_in_a_folder_agree_on_the_same_secret_in_the_next_ru
     assert len(files) == 6
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert agree(make_agreeing_grid()[0], 6, 4).fingerprint != first.fingerprint
+
+
+def test_nodes_may_share_a_folder_given_as_text(tmp_path):
+    grid, agreement = make_agreeing_grid(folder=str(tmp_path / "of-all"))
+
+    agreed = agree(grid, min_nodes=6, timeout=4)
+
+    assert len(agreed.members) == 6
+    assert len(set(secrets_of(grid, agreement).values())) == 1
+    names = {path.name for path in (tmp_path / "of-all").iterdir()} - {"lock"}
+    assert {name.split("-")[-1] for name in names} == {
+        identity.fingerprint[:32] for identity in IDENTITIES
+    }
+
+
+def asked_in_a_new_run(agreement, **record):
+    """What the first node answers at the beginning of a run of Flower."""
+    app = ClientApp(client_fn=lambda context: None, mods=[agreement])
+    grid = FakeGrid(app, [NODES[0]])
+    content = RecordDict({"fedbranch-agreement": ConfigRecord(record)})
+    (reply,) = grid.send_and_receive([Message(content, NODES[0].node_id, "query.fedbranch")])
+    return reply
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_only_a_folder_keeps_a_second_run_of_flower_from_bringing_a_second_secret(
+    has_folder, tmp_path
+):
+    agreement = AgreementMod(identity_of, ROSTER, tmp_path if has_folder else None)
+
+    first, second = (
+        agreement_record(asked_in_a_new_run(agreement, step="seal", cards=[])) for _ in range(2)
+    )
+
+    assert (first["confirmation"] == second["confirmation"]) == has_folder
+
+
+def test_a_folder_must_be_given_or_renounced():
+    with pytest.raises(TypeError, match="folder"):
+        AgreementMod(identity_of, ROSTER)
+
+
+def test_messages_that_come_at_once_bring_one_secret(tmp_path):
+    waiting = threading.Barrier(2)
+
+    class Slow(AgreementMod):
+        def _remember(self, member, context):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                waiting.wait(timeout=0.5)  # until both have drawn one, if both may
+            super()._remember(member, context)
+
+    agreement = Slow(identity_of, ROSTER, tmp_path)
+    confirmations = []
+
+    def seal():
+        reply = asked_in_a_new_run(agreement, step="seal", cards=[])
+        confirmations.append(agreement_record(reply)["confirmation"])
+
+    threads = [threading.Thread(target=seal) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(confirmations) == 2
+    assert len(set(confirmations)) == 1
+
+
+def test_the_server_is_not_told_where_a_node_keeps_its_identity(tmp_path):
+    def identity(context):
+        return Identity.from_pem((tmp_path / "ward-7.pem").read_bytes())
+
+    reply = asked_in_a_new_run(AgreementMod(identity, ROSTER, None), step="card")
+
+    assert "the key agreement raised FileNotFoundError" in reply.error.reason
+    assert "ward-7" not in reply.error.reason
 
 
 def test_a_late_node_gets_the_secret_from_a_member_while_the_run_goes_on():
@@ -276,7 +354,7 @@ def test_a_hostile_relay_keeps_the_run_from_starting_and_learns_nothing(attack):
     # Should the server go on all the same, who has no secret sends nothing but the reason.
     replies.clear()
     ClusteredStrategy(rule=RULE, fraction_evaluate=0.0).start(
-        grid, hidden_arrays(theta0(initial)), 1, timeout=0.2
+        grid, hidden_arrays(theta0(initial), fingerprint=None), 1, timeout=0.2
     )
     for reply in replies:
         has_secret = reply.metadata.src_node_id in secrets
@@ -367,7 +445,7 @@ def test_too_few_nodes_stall_the_agreement():
 
 
 def test_it_works_as_a_mod_of_an_app_that_is_made_of_a_client_fn():
-    agreement = AgreementMod(identity_of, ROSTER)
+    agreement = AgreementMod(identity_of, ROSTER, None)
     grid = FakeGrid(ClientApp(client_fn=lambda context: None, mods=[agreement]), NODES)
 
     agreed = agree(grid, min_nodes=6, timeout=4)

@@ -58,7 +58,7 @@ def shown_secret(context):
     return agreement.secret(context)
 
 
-agreement = AgreementMod(identity, roster)
+agreement = AgreementMod(identity, roster, FOLDER)
 app = ClientApp(mods=[watch("came"), transform_mod(shown_secret, initial), watch("seen")])
 app.query("fedbranch")(agreement)
 """

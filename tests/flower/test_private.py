@@ -1,14 +1,15 @@
 """Hidden models over Flower: the same run as a plain one, and nothing plain on the wire."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
-from fedbranch.errors import UnusableRun
+from fedbranch.errors import ClientFailed, NotConfirmed, UnusableRun
 from fedbranch.flower import (
     ClusteredStrategy,
     hidden_arrays,
@@ -42,6 +43,10 @@ def initial_digits(seed):
         name: rng.normal(scale=0.01, size=array.shape).astype(np.float32)
         for name, array in task.initial_model().items()
     }
+
+
+def zeros_for(model, kind="rotation", **settings):
+    return hidden_arrays(model, kind, fingerprint=SECRET.fingerprint, **settings)
 
 
 def make_grid(mods=(), *, num_clients=6, has_buffers=False, **settings):
@@ -84,7 +89,7 @@ def test_a_hidden_run_is_the_plain_one(kind, rule):
     plain = start(make_grid(), arrays, rule=rule)
     mod = transform_mod(SECRET, initial, kind=kind)
 
-    hidden = start(make_grid([mod]), hidden_arrays(arrays, kind), rule=rule)
+    hidden = start(make_grid([mod]), zeros_for(arrays, kind), rule=rule)
 
     assert len(plain.clusters) == 2
     assert_same_run(plain, hidden, initial, kind)
@@ -98,7 +103,7 @@ def test_buffers_are_hidden_beside_the_parameters(kind, num_rounds):
     plain = start(make_grid(has_buffers=True), arrays, num_rounds=num_rounds)
     grid = make_grid([transform_mod(SECRET, initial_with_buffers, kind=kind)], has_buffers=True)
 
-    hidden = start(grid, hidden_arrays(arrays, kind), num_rounds=num_rounds)
+    hidden = start(grid, zeros_for(arrays, kind), num_rounds=num_rounds)
 
     assert_same_run(plain, hidden, initial_with_buffers, kind)
     assert plain.arrays["1.num_batches_tracked"].numpy() > 0
@@ -123,7 +128,7 @@ def test_large_counters_do_not_blur_the_other_buffers():
     app.train()(train)
     grid = FakeGrid(app, [FakeNode.simulated(i, 2) for i in range(2)])
 
-    result = start(grid, hidden_arrays(model), num_rounds=3, fraction_evaluate=0.0)
+    result = start(grid, zeros_for(model), num_rounds=3, fraction_evaluate=0.0)
 
     found = reveal(result.arrays, SECRET, lambda seed: model)
     assert found["num_batches_tracked"].numpy() == 3_000_009
@@ -140,7 +145,7 @@ def test_half_updates_and_trials_are_hidden_too(kind):
     mod = transform_mod(SECRET, initial_digits, kind=kind)
     grid = FakeGrid(with_mods(halves.make_app(), mod), nodes)
 
-    hidden = start(grid, hidden_arrays(arrays, kind), rule=None, half_updates=True, num_rounds=5)
+    hidden = start(grid, zeros_for(arrays, kind), rule=None, half_updates=True, num_rounds=5)
 
     assert len(plain.clusters) == halves.NUM_GROUPS
     reasons = [d.reason for entry in hidden.history for d in entry.record.decisions]
@@ -174,7 +179,7 @@ def test_a_newcomer_finds_its_cluster_under_the_transform(kind):
     plain = start_with_newcomer([], arrays)
 
     hidden = start_with_newcomer(
-        [transform_mod(SECRET, initial, kind=kind)], hidden_arrays(arrays, kind)
+        [transform_mod(SECRET, initial, kind=kind)], zeros_for(arrays, kind)
     )
 
     moves = [move for entry in hidden.history for move in entry.record.routed]
@@ -233,7 +238,7 @@ def test_flowers_mods_see_the_plain_model(of_training):
     mod = transform_mod(SECRET, initial, kind="permutation")
     grid = FakeGrid(clipped_app([mod], of_training), nodes, on_reply=on_reply)
 
-    hidden = start(grid, hidden_arrays(arrays, "permutation"), **settings)
+    hidden = start(grid, zeros_for(arrays, "permutation"), **settings)
 
     assert_same_run(plain, hidden, initial, "permutation")
     assert len(norms) == 18
@@ -293,7 +298,7 @@ def test_the_server_cannot_evaluate_what_it_does_not_know():
     with pytest.raises(ValueError, match="evaluate_fn is given, but the arrays are hidden"):
         start(
             grid,
-            hidden_arrays(theta0(initial)),
+            zeros_for(theta0(initial)),
             start_with={"evaluate_fn": lambda number, arrays: None},
         )
 
@@ -318,18 +323,18 @@ OTHER = Secret(bytes(32), run="another")
     ("arrays", "message"),
     [
         (lambda model: model, "the server sent the arrays ['0.weight', '0.bias'"),
-        (lambda model: hidden_arrays(model, "permutation"), "expects ['fedbranch-hidden.rotation."),
+        (lambda model: zeros_for(model, "permutation"), "expects ['fedbranch-hidden.rotation."),
         (
             lambda model: hidden_arrays(model, fingerprint=OTHER.fingerprint),
             f"fedbranch-hidden.rotation.{OTHER.fingerprint}.parameters",
         ),
         (
-            lambda model: hidden_arrays({"w": np.zeros(3)}),
+            lambda model: zeros_for({"w": np.zeros(3)}),
             "has dtype float64 and shape (3,); send float64 and (50,)",
         ),
         (
-            lambda model: hidden_arrays(model, buffers=["0.bias"]),
-            "unknown ['fedbranch-hidden.rotation.buffers']",
+            lambda model: zeros_for(model, buffers=["0.bias"]),
+            f"unknown ['fedbranch-hidden.rotation.{SECRET.fingerprint}.buffers']",
         ),
     ],
     ids=["plain", "kind", "secret", "length", "buffers"],
@@ -343,29 +348,187 @@ def test_a_client_refuses_what_is_not_hidden_as_it_hides(arrays, message):
 
 def test_a_client_without_a_secret_does_not_train():
     def no_secret(context):
-        raise LookupError(f"node {context.node_id} has no secret yet")
+        raise NotConfirmed(f"node {context.node_id} has no secret yet")
 
-    reasons = refusals(transform_mod(no_secret, initial), hidden_arrays(theta0(initial)))
+    reasons = refusals(transform_mod(no_secret, initial), zeros_for(theta0(initial)))
 
     assert len(reasons) == 6
     assert all("has no secret yet" in reason for reason in reasons)
 
 
-def test_what_a_client_app_raises_stays_with_the_client():
-    def train(message, context):
-        weights = message.content["arrays"]["0.weight"].numpy()
-        raise ValueError(f"strange weights: {weights.tolist()}")
+def answered(answer, *, secret=SECRET, make_initial=initial):
+    """What the server gets when a client app answers in this way to hidden arrays."""
+    app = ClientApp(mods=[transform_mod(secret, make_initial)])
+    app.query()(answer)
+    grid = FakeGrid(app, [FakeNode.simulated(0, 1)])
+    content = RecordDict({"arrays": zeros_for(theta0(initial)), "config": ConfigRecord({"lr": 1})})
+    (reply,) = grid.send_and_receive([Message(content, next(iter(grid.nodes)), "query")])
+    return reply
 
-    mod = transform_mod(SECRET, initial)
 
-    def before(message, context, call_next):
-        return mod(message, context, train)
+def echo(message, context):
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
-    (reason,) = refusals(before, hidden_arrays(theta0(initial)))
 
-    assert "the client app raised ValueError in test_private.py" in reason
-    assert "(train); its message is not sent" in reason
+def test_what_a_client_app_gets_it_may_send_back():
+    reply = answered(echo)
+
+    assert not reply.has_error()
+    assert not any(array.numpy().any() for array in reply.content["arrays"].values())
+
+
+def numbers_of(message):
+    return message.content["arrays"]["0.weight"].numpy()
+
+
+def quoting_app(message, context):
+    raise ValueError(f"strange weights: {numbers_of(message).tolist()}")
+
+
+def quoting_app_of_fedbranch(message, context):
+    raise ClientFailed(f"strange weights: {numbers_of(message).tolist()}")
+
+
+def quoting_initial(seed):
+    raise ValueError(f"strange seed: {seed}")
+
+
+def quoting_secret(context):
+    raise ValueError(f"strange key: {SECRET.key.hex()}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"answer": quoting_app},
+            "the client app raised ValueError in test_private.py, line {} (quoting_app)",
+        ),
+        (
+            {"answer": quoting_app_of_fedbranch},
+            "the client app raised ClientFailed in test_private.py, line {} (quoting_app_of",
+        ),
+        (
+            {"make_initial": quoting_initial},
+            "the function that gives the initial model raised ValueError in test_private.py",
+        ),
+        (
+            {"secret": quoting_secret},
+            "the function that gives the secret raised ValueError in test_private.py",
+        ),
+    ],
+    ids=["app", "app of fedbranch", "initial", "secret"],
+)
+def test_messages_of_errors_stay_with_the_client(settings, message):
+    reason = answered(**{"answer": echo, **settings}).error.reason
+
+    assert "ClientFailed" in reason
+    found = re.sub(r"line \d+", "line {}", reason)
+    assert message in found
+    assert "its message is not sent" in reason
     assert "strange" not in reason
+
+
+def test_the_reason_of_an_error_that_a_client_app_replies_with_stays_with_it():
+    def answer(message, context):
+        reason = f"strange weights: {numbers_of(message).tolist()}"
+        return Message(Error(code=77, reason=reason), reply_to=message)
+
+    reply = answered(answer)
+
+    assert reply.error.code == 77
+    assert "its reason is not sent" in reply.error.reason
+    assert "strange" not in reply.error.reason
+
+
+def test_bytes_that_are_no_array_are_not_quoted():
+    def answer(message, context):
+        arrays = dict(message.content["arrays"])
+        data = b"strange!" + numbers_of(message).tobytes()
+        arrays["0.weight"] = Array("float32", (8, 3), "numpy.ndarray", data)
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+    reason = answered(answer).error.reason
+
+    assert "TransformMismatch" in reason
+    assert "the array '0.weight' cannot be read as NumPy's format: ValueError" in reason
+    assert "strange" not in reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"secret": lambda context: None}, "gives the secret gave NoneType; it must give a Secret"),
+        ({"make_initial": lambda seed: None}, "the model is of type NoneType; it must be an Array"),
+        ({"answer": lambda message, context: None}, "replied with NoneType; it must be a Message"),
+        (
+            {"make_initial": lambda seed: {"w": np.full(3, np.nan)}},
+            "the initial model cannot be hidden: the array 'w' of the initial model contains NaN",
+        ),
+    ],
+    ids=["secret", "initial", "reply", "nan"],
+)
+def test_what_functions_of_the_client_give_is_checked(settings, message):
+    reply = answered(**{"answer": echo, **settings})
+
+    assert message in reply.error.reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("abc", initial), TypeError, "secret is of type str; give a Secret, or a function"),
+        ((SECRET, {}), TypeError, "initial is of type dict; give a function that maps a seed"),
+        ((SECRET, initial, "rot"), ValueError, "kind is 'rot'; it must be one of"),
+    ],
+    ids=["secret", "initial", "kind"],
+)
+def test_wrong_arguments_are_refused_at_once(arguments, error, message):
+    secret, make_initial, *kind = arguments
+
+    with pytest.raises(error, match=message):
+        transform_mod(secret, make_initial, kind=kind[0] if kind else "rotation")
+
+
+def test_config_records_are_not_sent():
+    def answer(message, context):
+        weights = ConfigRecord({"weights": numbers_of(message).reshape(-1).tolist()})
+        return Message(RecordDict({**message.content, "of-mine": weights}), reply_to=message)
+
+    reason = answered(answer).error.reason
+
+    assert "TransformMismatch" in reason
+    assert "the reply has config records under ['config', 'of-mine']. They are not sent" in reason
+
+
+@pytest.mark.parametrize("num_counts", [10, 64])
+def test_counts_are_rotated_and_come_back_whole(num_counts):
+    counts = np.arange(num_counts) ** 2 * 7
+    model = {"w": np.ones(8, np.float32), "label_counts": np.zeros(num_counts, np.int64)}
+    overheard = []
+
+    def train(message, context):
+        arrays = {n: a.numpy() for n, a in message.content["arrays"].items()}
+        arrays["w"] = arrays["w"] + np.float32(1)
+        arrays["label_counts"] = arrays["label_counts"] + counts
+        content = {"arrays": as_record(arrays), "metrics": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(content), reply_to=message)
+
+    def on_reply(message, reply):
+        overheard.extend(reply.content["arrays"].to_numpy_ndarrays())
+        return reply
+
+    app = ClientApp(mods=[transform_mod(SECRET, lambda seed: model)])
+    app.train()(train)
+    grid = FakeGrid(app, [FakeNode.simulated(i, 2) for i in range(2)], on_reply=on_reply)
+
+    result = start(grid, zeros_for(model), num_rounds=3, fraction_evaluate=0.0)
+
+    found = reveal(result.arrays, SECRET, lambda seed: model)
+    np.testing.assert_array_equal(found["label_counts"].numpy(), 3 * counts)
+    sent = np.abs(np.concatenate(overheard))
+    assert len(sent) == 6 * (8 + num_counts)
+    assert not np.isin(sent.round(6), counts[counts > 0] * [[1], [2], [3]]).any()
 
 
 @pytest.mark.parametrize(
@@ -380,7 +543,7 @@ def test_arrays_that_cannot_be_hidden_are_not_sent(received, key):
     app = ClientApp(mods=[transform_mod(SECRET, initial)])
     app.query()(answer)
     grid = FakeGrid(app, [FakeNode.simulated(0, 1)])
-    content = RecordDict({"arrays": hidden_arrays(theta0(initial))} if received else {})
+    content = RecordDict({"arrays": zeros_for(theta0(initial))} if received else {})
     node_id = next(iter(grid.nodes))
 
     (reply,) = grid.send_and_receive([Message(content, node_id, "query")])

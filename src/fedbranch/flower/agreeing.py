@@ -7,25 +7,26 @@ The server asks (:mod:`fedbranch.flower.relay`), a node answers, and
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbranch.errors import AgreementFailed, DamagedMessage, NotConfirmed
-from fedbranch.flower.private import ClientFunction
+from fedbranch.flower.private import MESSAGE_TYPE, RECORD, ClientFunction, masked
 from fedbranch.privacy import Identity, Member, Roster, Secret
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["AGREED", "MESSAGE_TYPE", "NONE", "RECORD", "TAKEN", "AgreementMod"]
 
 T = TypeVar("T")
 OfContext: TypeAlias = T | Callable[[Context], T]
 
-ACTION = "fedbranch"  # app.query(ACTION)
-MESSAGE_TYPE = f"query.{ACTION}"
-RECORD = "fedbranch-agreement"
 # What a member can say about its secret, from best to worst.
 AGREED, TAKEN, NONE = "agreed", "taken", "none"
 
@@ -40,9 +41,10 @@ class AgreementMod:
     roster
         Who belongs to the run, as people settled it without the server, or how to get it.
     folder
-        Where this node remembers what it has agreed on, or how to get it from the context. It
-        must be the node's own. Without one it is in ``context.state``, which a SuperNode keeps
-        in its memory and forgets when it ends or a new run begins. Both are encrypted under the
+        Where this node remembers what it has agreed on, or how to get it from the context: there
+        is one secret for every epoch then, whatever the server does. None: only for this run of
+        Flower, in ``context.state``. A server that begins another run of Flower makes the node
+        forget, and take another secret in the same epoch. Both are encrypted under the
         identity.
 
     Examples
@@ -60,7 +62,7 @@ class AgreementMod:
         self,
         identity: OfContext[Identity],
         roster: OfContext[Roster],
-        folder: OfContext[Path] | None = None,
+        folder: OfContext[Path | str] | None,
     ) -> None:
         self._identity = identity
         self._roster = roster
@@ -88,51 +90,79 @@ class AgreementMod:
         """
         if message.metadata.message_type != MESSAGE_TYPE and call_next is not None:
             return call_next(message, context)
-        member = self._member(context)
-        try:
-            answer = _answer(member, _content(message))
-        finally:
-            # Before anything is sent. A member that forgets may take another secret.
-            self._remember(member, context)
-        content = RecordDict({RECORD: ConfigRecord({**_state(member), **answer})})
-        return Message(content, reply_to=message)
+        with masked("the key agreement"), self._one_at_a_time(context):
+            member = self._member(context)
+            try:
+                answer = _answer(member, _content(message))
+            finally:
+                # Before anything is sent. A member that forgets may take another secret.
+                self._remember(member, context)
+            content = RecordDict({RECORD: ConfigRecord({**_state(member), **answer})})
+            return Message(content, reply_to=message)
+
+    @contextmanager
+    def _one_at_a_time(self, context: Context) -> Iterator[None]:
+        """Keep all others from the folder, or two messages at once could bring two secrets."""
+        if self._folder is None or sys.platform == "win32":  # which has no such locks
+            yield
+            return
+        folder = self._folder_of(context)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _folder_of(self, context: Context) -> Path:
+        assert self._folder is not None
+        return Path(self._folder(context) if callable(self._folder) else self._folder)
 
     def _member(self, context: Context) -> Member:
         identity, roster = _of(context, self._identity), _of(context, self._roster)
-        name = _memory_name(roster)
+        name = _memory_name(identity, roster)
         if self._folder is None:
             record = context.state.config_records.get(name, ConfigRecord())
             kept = record.get("memory")
             memory = kept if isinstance(kept, bytes) else None
         else:
-            path = _of(context, self._folder) / name
+            path = self._folder_of(context) / name
             memory = path.read_bytes() if path.exists() else None
         if memory is None:
             return Member(identity, roster)
         return Member.from_bytes(identity, roster, memory)
 
     def _remember(self, member: Member, context: Context) -> None:
-        name = _memory_name(member.roster)
+        name = _memory_name(member.identity, member.roster)
         if self._folder is None:
             context.state[name] = ConfigRecord({"memory": member.to_bytes()})
-            return
-        folder = _of(context, self._folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f"{name}.{secrets.token_hex(4)}"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(member.to_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(folder / name)
+        else:
+            _replace_private_file(self._folder_of(context) / name, member.to_bytes())
+
+
+def _replace_private_file(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, so that a crash leaves the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.unlink(missing_ok=True)  # of a crash
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    if sys.platform != "win32":  # where folders cannot be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _of(context: Context, value: OfContext[T]) -> T:
     return value(context) if callable(value) else value
 
 
-def _memory_name(roster: Roster) -> str:
-    """Name what is remembered: every run and epoch is another agreement."""
-    return f"{RECORD}-{roster.digest.hex()[:32]}"
+def _memory_name(identity: Identity, roster: Roster) -> str:
+    """Name what is remembered: every run, epoch and member is another agreement."""
+    return f"{RECORD}-{roster.digest.hex()[:32]}-{identity.fingerprint[:32]}"
 
 
 def _content(message: Message) -> ConfigRecord:

@@ -305,7 +305,10 @@ def _checked(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
         read_header = READ_HEADER[np.lib.format.read_magic(stream)]
         shape, is_fortran, dtype = read_header(stream)
     except Exception as error:  # whatever a stranger's bytes make NumPy raise
-        raise InvalidUpdate(f"the array {name!r} cannot be read: {error!r}") from error
+        # Its message may quote the bytes, and these may be private.
+        raise InvalidUpdate(
+            f"the array {name!r} cannot be read as NumPy's format: {type(error).__name__}"
+        ) from error
     if dtype != sent.dtype or shape != sent.shape:
         raise InvalidUpdate(
             f"the array {name!r} has dtype {dtype} and shape {shape}; "

@@ -8,23 +8,33 @@ sent. :func:`reveal` gives a member the model at the end. The strategy never not
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedbranch.errors import AgreementFailed, ClientFailed, InvalidUpdate, TransformMismatch
 from fedbranch.flower.arrays import HIDDEN_PARAMS, HIDDEN_PREFIX, Layout
 from fedbranch.flower.halves import HALF_DIFFERENCE
-from fedbranch.privacy import Kind, Permutation, Secret, Transform
+from fedbranch.privacy import Kind, Secret, Transform
 from fedbranch.tree import Vector
 
-__all__ = ["InitialModel", "hidden_arrays", "reveal", "transform_mod"]
+__all__ = [
+    "MESSAGE_TYPE",
+    "RECORD",
+    "ClientFunction",
+    "InitialModel",
+    "hidden_arrays",
+    "masked",
+    "reveal",
+    "transform_mod",
+]
 
 Arrays: TypeAlias = ArrayRecord | Mapping[str, NDArray[Any]]
 ClientFunction: TypeAlias = Callable[[Message, Context], Message]
@@ -32,15 +42,22 @@ Mod: TypeAlias = Callable[[Message, Context, ClientFunction], Message]
 InitialModel: TypeAlias = Callable[[int], Arrays]
 Vectors: TypeAlias = NDArray[np.floating[Any]]
 
+REASON_KEPT = (
+    "the client app replied with an error; its reason is not sent, because there may be private "
+    "values in it"
+)
 INITIAL_MODEL = "initial model"  # what its seed is derived for
+# The key agreement's messages, which are made to be seen by the server.
+MESSAGE_TYPE = "query.fedbranch"
+RECORD = "fedbranch-agreement"
 
 
 def hidden_arrays(
     model: Arrays,
     kind: Kind = "rotation",
     *,
+    fingerprint: str | None,
     buffers: Collection[str] | None = None,
-    fingerprint: str | None = None,
 ) -> ArrayRecord:
     """Make the arrays that the server starts with when it is not to know the model.
 
@@ -50,12 +67,13 @@ def hidden_arrays(
         Arrays like those of the model; only shapes and dtypes are looked at.
     kind
         As the clients have it in :func:`transform_mod`.
+    fingerprint
+        That of the clients' secret, ``agreed.fingerprint`` or ``Secret.fingerprint``: clients
+        with another secret refuse to train, and another run is not taken for this one. With
+        None nobody notices if clients have different secrets, and the models become nonsense.
     buffers
         Names of the arrays that are averaged but never compared, as for
         :class:`ClusteredStrategy`, which is then not told.
-    fingerprint
-        That of the clients' secret (``Secret.fingerprint``), if it is known: clients with
-        another secret then refuse to train, and another run is not taken for this one.
 
     Returns
     -------
@@ -65,9 +83,10 @@ def hidden_arrays(
 
     Examples
     --------
-    >>> arrays = hidden_arrays({"weight": np.empty((64, 10), np.float32)})
+    >>> model = {"weight": np.empty((64, 10), np.float32)}
+    >>> arrays = hidden_arrays(model, fingerprint="59b03ffd")
     >>> {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    {'fedbranch-hidden.rotation.parameters': ('float64', (640,))}
+    {'fedbranch-hidden.rotation.59b03ffd.parameters': ('float64', (640,))}
     """
     zeros = {name: np.zeros_like(array) for name, array in _named(model).items()}
     nobody = Secret(bytes(32), run="lengths only")  # lengths do not depend on the secret
@@ -105,11 +124,14 @@ def transform_mod(
     Mod
         It raises, and so the client sends nothing but the reason, if
 
-        - there is no secret: whatever ``secret`` raises;
+        - there is no secret: the ``AgreementFailed`` that ``secret`` raises;
         - arrays come that are not hidden in this way: ``TransformMismatch``;
-        - the reply has arrays that it does not know how to hide: ``TransformMismatch``;
-        - the client app raises: ``ClientFailed``, without the message of that error, in which
-          numbers might be.
+        - the reply has arrays that it does not know how to hide, or a ``ConfigRecord``:
+          ``TransformMismatch``;
+        - ``secret``, ``initial`` or the client app raise anything else: ``ClientFailed``, without
+          the message of that error, in which numbers might be.
+
+        An error that the client app replies with keeps its code and loses its reason.
 
     Examples
     --------
@@ -117,28 +139,50 @@ def transform_mod(
 
         app = ClientApp(mods=[transform_mod(agreement.secret, initial_model)])
     """
+    if not (isinstance(secret, Secret) or callable(secret)):
+        raise TypeError(
+            f"secret is of type {type(secret).__name__}; give a Secret, or a function that maps "
+            "the context to one"
+        )
+    if not callable(initial):
+        raise TypeError(
+            f"initial is of type {type(initial).__name__}; give a function that maps a seed to the "
+            "initial model"
+        )
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind is {kind!r}; it must be one of {get_args(Kind)}")
     names = None if buffers is None else frozenset(buffers)
 
     def mod(message: Message, context: Context, call_next: ClientFunction) -> Message:
-        received = None
+        key, received = "", None
         if message.has_content() and message.content.array_records:
             key, record = _only(message.content.array_records)
-            known = secret if isinstance(secret, Secret) else secret(context)
-            received = _hiding(known, initial, kind, names).received(record)
-            message.content = RecordDict({**message.content, key: received.plain})
-        try:
+            with masked("the function that gives the secret"):
+                known = secret if isinstance(secret, Secret) else secret(context)
+                if not isinstance(known, Secret):
+                    raise _WrongType(
+                        f"the function that gives the secret gave {type(known).__name__}; it must "
+                        "give a Secret, or raise an error if there is none"
+                    )
+            with masked("the function that gives the initial model"):
+                hiding = _hiding(known, initial, kind, names)
+            with masked("revealing the model"):
+                received = hiding.received(record)
+                message.content = RecordDict({**message.content, key: received.plain})
+        with masked("the client app"):
             reply = call_next(message, context)
-        except AgreementFailed:  # tells the server no more than it has seen
-            raise
-        except Exception as error:
-            raise ClientFailed(_without_its_message(error)) from None
-        if reply.has_content() and reply.content.array_records:
-            if received is None:
-                raise TransformMismatch(
-                    "the client app replies with arrays to a message without any; they are not "
-                    "sent, because they cannot be hidden"
+        with masked("hiding the reply"):
+            if not isinstance(reply, Message):
+                raise _WrongType(
+                    f"the client app replied with {type(reply).__name__}; it must be a Message"
                 )
-            reply.content = _hidden_reply(reply.content, key, received)
+            if reply.has_error():
+                return Message(Error(reply.error.code, REASON_KEPT), reply_to=message)
+            if reply.has_content():
+                is_agreement = message.metadata.message_type == MESSAGE_TYPE
+                _check_config(reply.content, {RECORD} if is_agreement else set())
+                if reply.content.array_records:
+                    reply.content = _hidden_reply(reply.content, key, received)
         return reply
 
     return mod
@@ -177,8 +221,6 @@ class _Hiding:
     kind: Kind
     layout: Layout  # with the initial model
     transform: Transform
-    # A rotation would spread the rounding of large counters over all the other buffers.
-    whole: Permutation
 
     @classmethod
     def of(cls, secret: Secret, layout: Layout, kind: Kind) -> _Hiding:
@@ -188,16 +230,20 @@ class _Hiding:
             kind,
             num_params=layout.num_params,
             num_buffers=layout.num_buffers - num_whole,
+            num_counters=num_whole,
         )
-        whole = Permutation(secret, num_whole, "permutation of whole numbers")
-        return cls(secret, kind, layout, transform, whole)
+        return cls(secret, kind, layout, transform)
 
     @classmethod
     def from_initial(
         cls, secret: Secret, initial: InitialModel, kind: Kind, buffers: Collection[str] | None
     ) -> _Hiding:
-        model = initial(secret.seed(INITIAL_MODEL))
-        return cls.of(secret, _layout(_named(model), buffers), kind)
+        model = _named(initial(secret.seed(INITIAL_MODEL)))
+        try:
+            layout = _layout(model, buffers)
+        except (TypeError, ValueError) as error:  # which quotes names, and no numbers
+            raise TransformMismatch(f"the initial model cannot be hidden: {error}") from None
+        return cls.of(secret, layout, kind)
 
     def hidden(self, fingerprint: str | None) -> Layout:
         """Describe what the server sees, which begins with zeros."""
@@ -205,7 +251,7 @@ class _Hiding:
         lengths = {
             HIDDEN_PARAMS: self.transform.params.num_hidden,
             "buffers": self.transform.buffers.num_hidden,
-            "whole-numbers": self.whole.num_hidden,
+            "counters": self.transform.counters.num_hidden,
         }
         zeros = {f"{prefix}.{name}": np.zeros(n) for name, n in lengths.items() if n}
         return _layout(zeros, None)
@@ -242,18 +288,24 @@ class _Hiding:
         return _Received(self, hidden, params, buffers)
 
     def revealed_buffers(self, hidden: Vector) -> Vector:
-        num_hidden = self.transform.buffers.num_hidden
-        plain = np.empty(self.layout.num_buffers, np.float32)
+        """Give what buffers moved by; whole numbers are rounded where they are added."""
+        statistics, counters = np.split(
+            hidden.astype(np.float64), [self.transform.buffers.num_hidden]
+        )
         are_whole = self.layout.whole_buffers
-        plain[~are_whole] = self.transform.buffers.reveal(hidden[:num_hidden].astype(np.float64))
-        plain[are_whole] = self.whole.reveal(hidden[num_hidden:])
+        plain = np.empty(self.layout.num_buffers, np.float32)
+        plain[~are_whole] = self.transform.buffers.reveal(statistics)
+        plain[are_whole] = self.transform.counters.reveal(counters)
         return plain
 
     def hidden_buffers(self, plain: Vector) -> Vectors:
         are_whole = self.layout.whole_buffers
         wide = plain.astype(np.float64)
         return np.concatenate(
-            [self.transform.buffers.hide(wide[~are_whole]), self.whole.hide(wide[are_whole])]
+            [
+                self.transform.buffers.hide(wide[~are_whole]),
+                self.transform.counters.hide(wide[are_whole]),
+            ]
         )
 
 
@@ -310,21 +362,40 @@ def _hiding(
     return _Hiding.from_initial(secret, initial, kind, buffers)
 
 
-def _hidden_reply(content: RecordDict, key: str, received: _Received) -> RecordDict:
+def _check_config(content: RecordDict, allowed: Collection[str]) -> None:
+    found = [key for key in content.config_records if key not in allowed]
+    if found:
+        raise TransformMismatch(
+            f"the reply has config records under {found}. They are not sent, because they cannot "
+            "be hidden and may hold anything; reply with arrays and metrics only"
+        )
+
+
+def _hidden_reply(content: RecordDict, key: str, received: _Received | None) -> RecordDict:
     """Hide all arrays of a reply, or refuse to send it."""
+    if received is None:
+        raise TransformMismatch(
+            "the client app replies with arrays to a message without any; they are not sent, "
+            "because they cannot be hidden"
+        )
     records = dict(content.array_records)
     half_key = HALF_DIFFERENCE.format(key)
-    hidden = {}
     half = records.pop(half_key, None)
-    if half is not None:
-        hidden[half_key] = received.with_half_difference(half)
     if list(records) != [key]:
         raise TransformMismatch(
             f"the reply has array records under {list(content.array_records)}; the model belongs "
             f"under {key!r} as it came, half the difference under {half_key!r}. Others are not "
             "sent, because they cannot be hidden"
         )
-    hidden[key] = received.answered_by(records[key])
+    hidden = {}
+    try:
+        if half is not None:
+            hidden[half_key] = received.with_half_difference(half)
+        hidden[key] = received.answered_by(records[key])
+    except InvalidUpdate as error:  # which quotes names, dtypes and shapes, and no numbers
+        raise TransformMismatch(
+            f"the client app replied with another model than it got: {error}"
+        ) from None
     return RecordDict({**content, **hidden})
 
 
@@ -337,13 +408,27 @@ def _only(records: Mapping[str, ArrayRecord]) -> tuple[str, ArrayRecord]:
     return next(iter(records.items()))
 
 
+class _WrongType(TypeError):
+    """Something is of a wrong type; the message names types only and may be sent."""
+
+
+@contextmanager
+def masked(what: str) -> Iterator[None]:
+    """Keep the messages of errors from the server, but for those that we word ourselves."""
+    try:
+        yield
+    except (AgreementFailed, TransformMismatch, _WrongType):  # they quote no private values
+        raise
+    except Exception as error:
+        raise ClientFailed(f"{what} raised {_without_its_message(error)}") from None
+
+
 def _without_its_message(error: Exception) -> str:
     """Say what was raised and where, which helps to find it and contains no numbers."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return (
-        f"the client app raised {type(error).__name__} in {Path(frame.filename).name}, line "
-        f"{frame.lineno} ({frame.name}); its message is not sent, because there may be private "
-        "values in it"
+        f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno} "
+        f"({frame.name}); its message is not sent, because there may be private values in it"
     )
 
 
@@ -354,4 +439,9 @@ def _layout(arrays: Mapping[str, NDArray[Any]], buffers: Collection[str] | None)
 def _named(arrays: Arrays) -> dict[str, NDArray[Any]]:
     if isinstance(arrays, ArrayRecord):
         return {name: array.numpy() for name, array in arrays.items()}
+    if not isinstance(arrays, Mapping):
+        raise _WrongType(
+            f"the model is of type {type(arrays).__name__}; it must be an ArrayRecord, or arrays "
+            "by name"
+        )
     return {name: np.asarray(array) for name, array in arrays.items()}
