@@ -38,7 +38,8 @@ CONFIG = {
     **tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
     "num-groups": 2,
 }
-FOLDER = Path(os.environ["FEDERATION_FOLDER"])  # also for the processes that Ray starts
+# Also for the processes that Ray starts; not there when this is only looked at for doctests.
+FOLDER = Path(os.environ.get("FEDERATION_FOLDER", "."))
 
 
 def identity_of(number: int) -> Identity:
