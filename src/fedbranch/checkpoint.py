@@ -154,10 +154,16 @@ def _clear_away(folder: Path, *, except_for: set[str]) -> None:
             path.unlink()
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that its name always stands for all of the old or all of the new content."""
+def replace_file(path: Path, content: bytes, *, is_private: bool = False) -> None:
+    """Write a file so that its name always stands for all of the old or all of the new content.
+
+    A private one only its owner can read.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
+        if is_private:
+            temporary.unlink(missing_ok=True)  # of a crash; others might hold it open
+            temporary.touch(mode=0o600, exist_ok=False)
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()

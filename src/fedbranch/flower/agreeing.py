@@ -6,7 +6,6 @@ The server asks (:mod:`fedbranch.flower.relay`), a node answers, and
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedbranch.checkpoint import replace_file
 from fedbranch.errors import AgreementFailed, DamagedMessage, NotConfirmed
 from fedbranch.flower.private import MESSAGE_TYPE, RECORD, ClientFunction, masked
 from fedbranch.privacy import Identity, Member, Roster, Secret
@@ -103,11 +103,14 @@ class AgreementMod:
     @contextmanager
     def _one_at_a_time(self, context: Context) -> Iterator[None]:
         """Keep all others from the folder, or two messages at once could bring two secrets."""
-        if self._folder is None or sys.platform == "win32":  # which has no such locks
+        if self._folder is None:
             yield
             return
         folder = self._folder_of(context)
         folder.mkdir(parents=True, exist_ok=True)
+        if sys.platform == "win32":  # which has no such locks
+            yield
+            return
         with (folder / "lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -135,25 +138,7 @@ class AgreementMod:
         if self._folder is None:
             context.state[name] = ConfigRecord({"memory": member.to_bytes()})
         else:
-            _replace_private_file(self._folder_of(context) / name, member.to_bytes())
-
-
-def _replace_private_file(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, so that a crash leaves the old or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.unlink(missing_ok=True)  # of a crash
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    if sys.platform != "win32":  # where folders cannot be opened
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            replace_file(self._folder_of(context) / name, member.to_bytes(), is_private=True)
 
 
 def _of(context: Context, value: OfContext[T]) -> T:

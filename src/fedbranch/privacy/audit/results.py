@@ -13,8 +13,9 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # has no types
 
 from fedbranch.errors import FedbranchError
-from fedbranch.privacy.audit.attacks import ATTACKS, Attack, Scene, Sizes
+from fedbranch.privacy.audit.attacks import ATTACKS, Attack
 from fedbranch.privacy.audit.measures import Measured
+from fedbranch.privacy.audit.scene import Scene, Sizes
 from fedbranch.privacy.audit.views import VIEWS, View
 
 __all__ = ["Results", "audit"]
