@@ -1,12 +1,13 @@
 # make demo   install, then show clustered federated learning on handwritten digits
 # make test   install, then run everything that guards the project
 # make test-deployment   only what starts a Flower deployment on loopback
+# make test-reliability   kills, damaged files, floods and attacks; prints docs/reliability.md's table
 
 PYTHON ?= python3
 VENV ?= .venv
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-deployment format figure clean
+.PHONY: demo test test-deployment test-reliability format figure clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/fedbranch demo
@@ -15,11 +16,16 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pytest --numprocesses 2 -m 'not deployment'
+	$(VENV)/bin/pytest --numprocesses 2 -m 'not deployment and not reliability'
 	$(VENV)/bin/pytest -m deployment
 
 test-deployment: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m deployment
+
+test-reliability: $(VENV)/installed-dev
+	rm -rf build/reliability
+	FEDBRANCH_RELIABILITY=build/reliability $(VENV)/bin/pytest --numprocesses 2 tests/reliability
+	$(VENV)/bin/python -m tests.reliability.table build/reliability
 
 format: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format

@@ -253,8 +253,8 @@ def isolation(run: Run, attackers: set[str], honest: Mapping[str, str]) -> JSON:
     JSON
         ``recall``: the share of attackers in clusters without honest clients. ``precision``:
         of all clients outside the main cluster of an honest group, the share that attacks;
-        None if there are none. ``was_seen``: whether the rule ever looked at groups of which
-        one, or several, are exactly the attackers.
+        None if there are none. ``set_aside``: the share of the attackers' replies that the
+        server did not use.
     """
     position = {i: run.tree.position(i) for i in run.tree.client_ids}
     main_clusters = set()
@@ -267,13 +267,9 @@ def isolation(run: Run, attackers: set[str], honest: Mapping[str, str]) -> JSON:
     return {
         "recall": len(isolated) / len(attackers) if attackers else None,
         "precision": fmean(i in attackers for i in outside) if outside else None,
-        "was_seen": bool(attackers)
-        and any(
-            attackers == {i for group in decision.groups if attackers & set(group) for i in group}
-            for entry in run.history
-            for decision in entry.record.decisions
-            if decision.groups
-        ),
+        "set_aside": fmean(i in entry.record.refused for entry in run.history for i in attackers)
+        if attackers
+        else None,
     }
 
 
@@ -376,12 +372,13 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
     recall, precision = every("labels", CFL, "recall"), every("labels", CFL, "precision")
     behind = [d for s in SHARES for d in differences(f"labels {s}", ORACLE, CFL)]
     gained = differences(f"labels {MOST}", CFL, FL)
-    by_sign, seen = every("sign", CFL, "recall"), every("sign", CFL, "was_seen")
+    by_sign, only_sign = every("sign", CFL, "recall"), every("sign", CFL, "precision")
+    gained_by_sign = differences(f"sign {MOST}", CFL, FL)
     by_thresholds = [m["methods"][THRESHOLDS]["recall"] for m in outcomes.of(f"sign {MOST}")]
     gained_by_thresholds = differences(f"sign {MOST}", THRESHOLDS, FL)
-    lost_by_noise = differences(f"noise {MOST}", ORACLE, FL)
-    by_noise = every("noise", CFL, "recall")
-    by_lies = every("lies", CFL, "recall")
+    lost_by_noise = differences(f"noise {MOST}", ORACLE, CFL)
+    by_noise = every("noise", CFL, "set_aside")
+    by_lies, only_lies = every("lies", CFL, "recall"), every("lies", CFL, "precision")
     in_two_groups = differences("two groups, sign 20", CFL, FL)
     unharmed = [m["methods"][CFL]["num_clusters"] for m in outcomes.of("none 0")]
     made = [
@@ -401,9 +398,10 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
             f"{mean_and_spread(gained)} points",
         ),
         Claim(
-            "CFL sees exactly who flips signs, but does not isolate them, as they would not gain",
-            all(seen) and max(by_sign) == 0,
-            f"seen in {sum(seen)} of {len(seen)} runs, recall at most {max(by_sign):.2f}",
+            "CFL isolates all who flip signs, and nobody else, although they would not gain",
+            set(by_sign) == set(only_sign) == {1.0} and min(gained_by_sign) >= 4,
+            f"recall at least {min(by_sign):.2f}, precision at least {min(only_sign):.2f}, honest "
+            f"clients gain {mean_and_spread(gained_by_sign)} points over FL",
         ),
         Claim(
             f"thresholds, set with hindsight, isolate them if {MOST} % attack",
@@ -412,14 +410,15 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
             f"{mean_and_spread(gained_by_thresholds)} points over FL",
         ),
         Claim(
-            "CFL does not isolate noise, which costs FL less than 5 points",
-            max(by_noise) < 1 and fmean(lost_by_noise) < 5,
-            f"recall {fmean(by_noise):.2f}, {mean_and_spread(lost_by_noise)} points lost by {MOST} %",
+            "noise is set aside, and costs honest clients less than 2 points",
+            min(by_noise) >= 0.8 and fmean(lost_by_noise) < 2,
+            f"at least {min(by_noise):.0%} of it, {mean_and_spread(lost_by_noise)} points lost to "
+            f"{MOST} %",
         ),
         Claim(
-            "who flips labels and lies about losses is not isolated either",
-            max(by_lies) == 0,
-            f"recall at most {max(by_lies):.2f}",
+            "who flips labels and lies about losses is isolated as well",
+            set(by_lies) == set(only_lies) == {1.0},
+            f"recall at least {min(by_lies):.2f}, precision at least {min(only_lies):.2f}",
         ),
         Claim(
             "without attackers CFL keeps one model", set(unharmed) == {1}, f"clusters: {unharmed}"
@@ -428,9 +427,9 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
     if not quick:
         made.append(
             Claim(
-                "who flips signs also keeps two honest groups together: CFL is as FL, within 5 points",
-                max(map(abs, in_two_groups)) < 5,
-                f"{mean_and_spread(in_two_groups)} points apart",
+                "who flips signs does not keep two honest groups together: at least 4 points over FL",
+                min(in_two_groups) >= 4,
+                f"{mean_and_spread(in_two_groups)} points",
             )
         )
     return made

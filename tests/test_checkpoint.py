@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from fedbranch import DamagedFile
-from fedbranch.checkpoint import LastingTensors, read_checkpoint, write_checkpoint
+from fedbranch.checkpoint import (
+    LastingTensors,
+    peek,
+    read_checkpoint,
+    read_generation,
+    write_checkpoint,
+)
+from fedbranch.errors import UsingPreviousState
+from fedbranch.files import seal, unseal
 
 
 @pytest.fixture
@@ -38,7 +46,10 @@ def test_a_second_write_replaces_the_first_and_keeps_what_did_not_change(folder)
     state, files = read_checkpoint(folder, "test")
     assert (state["number"], files["changing"]["x"][0]) == (2, 2)
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("fixed-*")} == before
-    assert len(list(folder.iterdir())) == 3
+    # Of three states the last two are there, with what they share once.
+    write(folder, 3)
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    assert len(list(folder.iterdir())) == 5
 
 
 def test_a_crash_before_the_last_step_leaves_the_old_state(folder, monkeypatch):
@@ -48,15 +59,16 @@ def test_a_crash_before_the_last_step_leaves_the_old_state(folder, monkeypatch):
 
     def crash_at_the_state(path, content):
         if path.name == "state.json":
-            raise OSError(28, "No space left on device")
+            raise KeyboardInterrupt
         original(path, content)
 
     monkeypatch.setattr(module, "replace_file", crash_at_the_state)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(KeyboardInterrupt):
         write(folder, 2)
 
     state, files = read_checkpoint(folder, "test")
     assert (state["number"], files["changing"]["x"][0]) == (1, 1)
+    assert len(list(folder.glob("changing-*"))) == 1
 
 
 def test_files_of_others_are_left_alone(folder):
@@ -78,10 +90,11 @@ def test_writing_again_repairs_a_damaged_file(folder):
 def test_what_a_crash_left_half_way_is_cleared_away(folder):
     (folder / f"changing-{'0' * 16}.safetensors").write_bytes(b"")
     (folder / f"node-3-{'0' * 16}.safetensors.tmp").write_bytes(b"")
+    (folder / "previous.json.tmp").write_bytes(b"")
 
     write(folder, 2)
 
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 5
 
 
 def test_no_file_is_a_pickle(folder):
@@ -104,14 +117,18 @@ def flip_a_bit(folder):
 
 def edit_state(folder, **changes):
     path = folder / "state.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_bytes(seal({**unseal(path.read_bytes()), **changes}))
+
+
+def entry(file, sha256="0" * 64, num_bytes=8):
+    return {"file": file, "sha256": sha256, "bytes": num_bytes}
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, r"fixed-\w+\.safetensors was cut or changed"),
-        (flip_a_bit, r"fixed-\w+\.safetensors was cut or changed"),
+        (truncate, r"fixed-\w+\.safetensors was cut or changed: it has \d+ bytes"),
+        (flip_a_bit, r"fixed-\w+\.safetensors was cut or changed: its SHA-256"),
         (lambda folder: next(folder.glob("fixed-*")).unlink(), "is missing"),
         (lambda folder: (folder / "state.json").unlink(), "does not exist"),
         (lambda folder: (folder / "state.json").write_text("{"), "cannot be read"),
@@ -119,11 +136,18 @@ def edit_state(folder, **changes):
         (lambda folder: (folder / "state.json").write_bytes(b"\xff\xfe"), "cannot be read"),
         (lambda folder: edit_state(folder, schema=99), "schema 99"),
         (lambda folder: edit_state(folder, kind="tree"), "holds a saved tree"),
+        (lambda folder: edit_state(folder, generation="previous"), "saved as the previous one"),
+        (
+            lambda folder: edit_state(folder, tensors={"x": entry("../../etc/passwd")}),
+            "not named by",
+        ),
+        (lambda folder: edit_state(folder, tensors={"x": entry("/etc/passwd")}), "not named by"),
+        (lambda folder: edit_state(folder, tensors={"../x": entry("x")}), "is no name"),
         (
             lambda folder: edit_state(
-                folder, tensors={"x": {"file": "../../etc/passwd", "sha256": ""}}
+                folder, tensors={"x": entry(f"x-{'0' * 16}.safetensors", num_bytes=-1)}
             ),
-            "outside its folder",
+            "is to have -1 bytes",
         ),
     ],
 )
@@ -132,6 +156,72 @@ def test_damage_is_named(folder, damage, message):
 
     with pytest.raises(DamagedFile, match=message):
         read_checkpoint(folder, "test")
+
+
+def test_a_link_in_the_place_of_a_tensor_file_is_not_followed(folder, tmp_path_factory):
+    file = next(folder.glob("fixed-*"))
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "file"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+    with pytest.raises(DamagedFile, match="no plain file"):
+        read_checkpoint(folder, "test")
+
+
+def damage_current(folder):
+    current = set(json.loads((folder / "state.json").read_text())["tensors"]["changing"].values())
+    file = next(path for path in folder.glob("changing-*") if path.name in current)
+    file.write_bytes(b"x" * file.stat().st_size)
+
+
+def test_the_state_before_is_used_if_the_last_one_is_damaged_and_that_is_said(folder):
+    write(folder, 2)
+    damage_current(folder)
+
+    with pytest.warns(UsingPreviousState, match=r"changing-.*previous\.json is used") as warned:
+        state, files = read_checkpoint(folder, "test")
+
+    assert len(warned) == 1
+    assert (state["number"], files["changing"]["x"][0]) == (1, 1)
+    assert peek(folder, "test") == {"number": 2}  # without its tensors it can be read
+
+
+def test_if_both_states_are_damaged_both_are_named(folder):
+    write(folder, 2)
+    damage_current(folder)
+    (folder / "previous.json").write_text("{}")
+
+    with pytest.raises(DamagedFile, match=r"changing-.*previous\.json"):
+        read_checkpoint(folder, "test")
+
+
+def test_states_that_were_swapped_are_not_taken_for_each_other(folder):
+    write(folder, 2)
+    current, previous = folder / "state.json", folder / "previous.json"
+    contents = current.read_bytes(), previous.read_bytes()
+    current.write_bytes(contents[1])
+    previous.write_bytes(contents[0])
+
+    with pytest.raises(DamagedFile, match=r"state\.json holds .* the previous one.*previous\.json"):
+        read_checkpoint(folder, "test")
+
+
+@pytest.mark.parametrize("damage", [damage_current, lambda f: (f / "state.json").write_text("{")])
+def test_a_damaged_state_does_not_take_the_place_of_the_one_before(folder, damage):
+    write(folder, 2)
+    damage(folder)
+
+    write(folder, 3)
+
+    assert read_checkpoint(folder, "test")[0] == {"number": 3}
+    assert read_generation(folder, "test", "previous")[0] == {"number": 1}
+
+
+def test_a_state_that_is_saved_twice_is_not_its_own_predecessor(folder):
+    write(folder, 2)
+    write(folder, 2)
+
+    assert read_generation(folder, "test", "previous")[0] == {"number": 1}
 
 
 def test_nan_in_a_state_is_refused(tmp_path):

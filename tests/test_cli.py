@@ -308,15 +308,39 @@ def test_a_narrow_terminal_still_shows_the_numbers(finished):
     assert f"{summary['mean']['accuracy']:.3f}" in result.stdout
 
 
+def leaves_of(run, name):
+    """The tensors that only this one of the two saved states needs."""
+    return (
+        run / "state" / json.loads((run / "state" / name).read_text())["tensors"]["leaves"]["file"]
+    )
+
+
+def test_a_run_whose_last_state_is_damaged_is_shown_as_it_was_before(finished, tmp_path):
+    folder, _ = finished
+    run = shutil.copytree(folder / "runs/small-1", tmp_path / "run")
+    path = leaves_of(run, "state.json")
+    path.write_bytes(path.read_bytes()[:-5])
+
+    result = fedbranch_command("show", "run", cwd=tmp_path)
+
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"fedbranch: warning: run/state/{path.name} was cut or changed")
+    assert line.endswith("after round 15, in run/state/previous.json is used instead")
+    assert "node 0" in result.stdout
+
+
 def test_a_damaged_run_is_named(finished, tmp_path):
     folder, _ = finished
-    shutil.copytree(folder / "runs/small-1", tmp_path / "run")
-    path = next((tmp_path / "run" / "state").glob("leaves-*"))
-    path.write_bytes(path.read_bytes()[:-5])
+    run = shutil.copytree(folder / "runs/small-1", tmp_path / "run")
+    paths = [leaves_of(run, name) for name in ("state.json", "previous.json")]
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-5])
 
     result = fedbranch_command("show", "run", cwd=tmp_path, check=1)
 
-    assert "was cut or changed" in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("fedbranch: run/state/")
+    assert all(f"{path.name} was cut or changed" in line for path in paths)
 
 
 def test_a_run_made_in_python_is_resumed_in_python(tmp_path):

@@ -23,6 +23,9 @@ def lacking(experiment):
     return [name for name in needed if not is_present(name)]
 
 
+TWO_SEEDS = {"fig10b_ifca": ["MNIST 2400 x 100: CFL"]}  # as the table says
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_quick_version_shows_what_the_figure_shows(name, tmp_path):
@@ -46,7 +49,7 @@ def test_the_committed_results_show_what_the_figure_shows(name):
     outcomes = figure.read(figure.RESULTS / f"{name}.json")
 
     assert set(outcomes.parts) == set(experiment.parts)
-    assert all(len(outcomes.of(part)) >= 3 for part in experiment.parts)
+    assert [p for p in experiment.parts if len(outcomes.of(p)) < 3] == TWO_SEEDS.get(name, [])
     assert not [claim for claim in experiment.claims(outcomes, False) if not claim.holds]
     assert (figure.RESULTS / f"{name}.png").exists()
 

@@ -1,7 +1,10 @@
 """One bad reply among good ones: refused with its reason, and as if that client were absent."""
 
+import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -14,9 +17,12 @@ from fedbranch.errors import InvalidUpdate
 from fedbranch.messages import (
     Expected,
     check_batch,
+    check_losses,
     check_update,
+    one_line,
     replies_from_state,
     replies_to_state,
+    shortened,
     stacked,
 )
 
@@ -34,6 +40,40 @@ class Trap:
 
     def __array__(self, *args, **kwargs):
         raise KeyError("trap")
+
+
+class Silent(Exception):
+    """An error that cannot even be shown."""
+
+    def __repr__(self):
+        raise KeyError("silence")
+
+
+class Unshowable:
+    """Calls itself an array, and fails with an error that cannot be shown."""
+
+    def __array__(self, *args, **kwargs):
+        raise Silent
+
+
+class Liar(Fraction):
+    """Calls itself a number and has no value."""
+
+    def __float__(self):
+        raise ZeroDivisionError
+
+
+class Endless(Mapping):
+    """Metrics without end."""
+
+    def __getitem__(self, name):
+        return 1.0
+
+    def __iter__(self):
+        return map(str, itertools.count())
+
+    def __len__(self):
+        return 1
 
 
 BAD = {
@@ -54,6 +94,23 @@ BAD = {
     "text": (Update("hello", 10), "dtype <U5"),
     "ragged": (Update([[1.0], [1.0, 2.0]], 10), "not an array"),
     "nothing": (Update(None, 10), "dtype object"),
+    "subnormal": (Update(GOOD * np.float32(1e-40), 10), "no entry beyond 1.2e-38"),
+    "no axes": (Update(np.float32(1), 10), r"shape \(\); send shape"),
+    "fields": (Update(np.zeros(DIM, [("x", "f4")]), 10), r"dtype \[\('x', '<f4'\)\]"),
+    "many fields": (
+        Update(np.zeros(1, [(f"x{i}", "f4") for i in range(999)]), 10),
+        r"\.\.\.; send",
+    ),
+    "time": (Update(np.zeros(DIM, "M8[s]"), 10), r"dtype datetime64\[s\]"),
+    "NaN-boxed": (Update(np.full(DIM, 0x7FC01234, np.uint32).view("f4"), 10), "NaN or infinity"),
+    "fails when shown": (Update(Unshowable(), 10), "not an array: <Silent instance>"),
+    "weight -0": (Update(GOOD, -0.0), "num_examples is -0.0"),
+    "weight decimal": (Update(GOOD, Decimal(3)), r"num_examples is Decimal\('3'\)"),
+    "weight that is no number": (Update(GOOD, Liar()), "num_examples is"),
+    "metrics without end": (Update(GOOD, 10, metrics=Endless()), "more than 1000 metrics"),
+    "metric's name without end": (Update(GOOD, 10, metrics={"x" * 10**6: 1.0}), "at most 100 char"),
+    "metric's name surrogate": (Update(GOOD, 10, metrics={"\ud83d": 1.0}), "all of them printable"),
+    "metric is a list": (Update(GOOD, 10, metrics={"x": [1.0] * 10**5}), r"'x' is \[1.0.*\.\.\."),
     "weight 0": (Update(GOOD, 0), "num_examples is 0"),
     "weight -1": (Update(GOOD, -1), "num_examples is -1"),
     "weight NaN": (Update(GOOD, float("nan")), "num_examples is nan"),
@@ -465,3 +522,68 @@ def test_kept_replies_with_short_signals_survive_being_saved():
         assert again.has_halves == reply.has_halves
         assert again.rows.vector[again.row].tolist() == GOOD[:4].tolist()
     assert rebuilt["a"].rows.half_difference[rebuilt["a"].row].tolist() == [6, 8]
+
+
+def test_a_row_whose_numbers_fail_is_refused_alone():
+    server = Server(1, rule=NeverSplit())
+    tasks = server.plan(["a", "b"])
+
+    class Failing(dict):
+        def items(self):
+            raise KeyError("trap")
+
+    record = server.step(
+        UpdateBatch(
+            client_ids=["a", "b"], vectors=np.float32([[2], [9]]), num_examples=[1, 1],
+            metrics=[{}, Failing()], bases=[tasks[i].base for i in "ab"],
+        )
+    )  # fmt: skip
+
+    assert record.refused == {"b": "the reply cannot be read: KeyError('trap')"}
+    assert server.tree.root.params.tolist() == [2]
+
+
+def test_a_mask_hides_nothing_in_a_batch():
+    server = Server(1, rule=NeverSplit())
+    tasks = server.plan(["a", "b"])
+
+    record = server.step(
+        UpdateBatch(
+            client_ids=["a", "b"], vectors=np.ma.masked_invalid(np.float32([[2], [np.nan]])),
+            num_examples=[1, 1], metrics=[{}, {}], bases=[tasks[i].base for i in "ab"],
+        )
+    )  # fmt: skip
+
+    assert "NaN or infinity" in record.refused["b"]
+
+
+@pytest.mark.parametrize(
+    "losses", ["12", [1.0], [1.0, "2"], [1.0, None], [True, 1.0], np.zeros((2, 2)), np.zeros(10**6),
+               np.float32(1), {0: 1.0, 1: 2.0}, None, iter([1.0, 2.0]), [1.0, Liar()]]
+)  # fmt: skip
+def test_losses_that_are_none_are_refused(losses):
+    with pytest.raises(InvalidUpdate, match=r"the losses are .*; send 2 numbers") as caught:
+        check_losses(losses, 2)
+
+    assert len(str(caught.value)) < 200
+
+
+def test_what_is_shown_of_a_stranger_is_short_and_the_same_every_time():
+    assert shortened([0.5] * 10**6) == "[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...]"
+    assert shortened(object()) == shortened(object()) == "<object object>"
+    assert len(one_line("x" * 10**6)) == 300
+
+
+@pytest.mark.parametrize(
+    ("client_id", "problem"),
+    [
+        ("a ", "begins or ends with a blank"),
+        ("\ta", "cannot be seen"),
+        ("a\u200b", "cannot be seen"),
+        ("a\x1b[2J", "cannot be seen"),
+        ("x" * 1001, "has 1001 characters; use at most 1000"),
+    ],
+)
+def test_an_id_that_looks_like_another_is_named(client_id, problem):
+    with pytest.raises(ValueError, match=problem):
+        Server(1, rule=NeverSplit()).plan(["a", client_id])

@@ -1,8 +1,11 @@
 import json
+import os
 
 import pytest
 
 from fedbranch import DamagedFile, NeverSplit, RoundRecord, RunFolder, Server, UnusableRun
+from fedbranch.errors import CannotWrite, UsingPreviousState
+from fedbranch.files import seal
 from fedbranch.runs import Round, mean_by_metric, next_free_folder
 
 
@@ -15,7 +18,8 @@ def entry(number, **evaluation):
     return Round(record=RoundRecord(round=number), evaluation=evaluation)
 
 
-LINE = json.dumps(Round(record=RoundRecord(round=1)).to_json()) + "\n"
+def line(**changes):
+    return seal({**Round(record=RoundRecord(round=1)).to_json(), **changes}).decode()
 
 
 def test_the_history_is_what_was_appended(run):
@@ -54,8 +58,12 @@ def test_truncating_forgets_the_rounds_after(run):
         ("null\n", "line 1 cannot be read"),
         ("\xff\n", "line 1 cannot be read"),
         ("[" * 100_000 + "\n", "line 1 cannot be read"),
-        (LINE.replace('"refused": {}', '"refused": 5'), "line 1 cannot be read"),
-        (LINE.replace('"evaluation": {}', '"evaluation": {"a": 5}'), "line 1 cannot be read"),
+        (line(refused=5), "line 1 cannot be read"),
+        (line(evaluation={"a": 5}), "line 1 cannot be read"),
+        (
+            line() + line(round=2).replace("refused", "refusee"),
+            "line 2 cannot be read.*was changed",
+        ),
     ],
 )
 def test_a_damaged_history_is_named(run, text, message):
@@ -81,14 +89,19 @@ def test_a_half_written_last_line_does_not_count(run):
     assert len(run.history()) == 1
 
 
+def write_run(path, **about):
+    path.write_bytes(seal({"kind": "run", **about}))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda path: None, UnusableRun, "not a run folder"),
         (lambda path: path.write_text("{"), DamagedFile, "cannot be read"),
         (lambda path: path.write_text("[]"), DamagedFile, "cannot be read"),
-        (lambda path: path.write_text('{"schema": 9}'), UnusableRun, "schema 9"),
-        (lambda path: path.write_text('{"schema": 1, "method": "x"}'), DamagedFile, "clients"),
+        (lambda path: write_run(path, schema=9), UnusableRun, "schema 9"),
+        (lambda path: write_run(path, schema=2, method="x"), DamagedFile, "clients"),
+        (lambda path: write_run(path, schema=2, kind="summary"), DamagedFile, "another file"),
         (lambda path: path.write_text("[" * 100_000), DamagedFile, "cannot be read"),
     ],
 )
@@ -226,3 +239,119 @@ def test_aggregated_metrics_come_back(run):
     run.append(written)
 
     assert run.history() == [written]
+
+
+@pytest.fixture
+def saved(run):
+    """Four rounds, the server saved after the second and the fourth."""
+    server = Server(3, rule=NeverSplit())
+    for number in range(1, 5):
+        server.plan(["a"])
+        run.append(Round(record=server.step({})))
+        if number % 2 == 0:
+            run.save_server(server)
+    return run
+
+
+def damage_line(run, number):
+    path = run.path / "history.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace(b"refused", b"refusee")
+    path.write_bytes(b"".join(lines))
+
+
+def open_again(run):
+    again = RunFolder.open(run.path, {"method": "cfl", "clients": []}, resume=True)
+    again.close()
+    return again
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda run: (run.path / "state/state.json").unlink(), "state.json does not exist"),
+        (lambda run: (run.path / "state/state.json").write_text("{"), "state.json cannot be read"),
+        (lambda run: damage_line(run, 3), "history.jsonl line 3 cannot be read"),
+        (lambda run: damage_line(run, 4), "history.jsonl line 4 cannot be read"),
+    ],
+)
+def test_a_run_goes_back_to_what_was_saved_before_if_what_it_needs_is_damaged(saved, damage, named):
+    saved.finish({"rounds": 4})
+    damage(saved)
+
+    with pytest.warns(UsingPreviousState, match=rf"{named}.*after round 2,") as warned:
+        again = open_again(saved)
+
+    assert len(warned) == 1
+    assert Server.load(again.path / "state").round == 2
+    again.truncate_history(2)
+    assert len(again.history()) == 2
+    assert not again.is_complete
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_without_its_first_rounds_cannot_go_on(saved, number):
+    damage_line(saved, number)
+
+    with pytest.raises(DamagedFile, match=rf"line {number} .* and of the state before it: .*line"):
+        open_again(saved)
+
+
+def test_what_was_abandoned_never_becomes_the_state_to_go_back_to(saved):
+    damage_line(saved, 4)
+    with pytest.warns(UsingPreviousState):
+        again = open_again(saved)
+    server = Server.load(again.path / "state")
+    again.truncate_history(2)
+    server.plan(["b"])
+    again.append(Round(record=server.step({})))
+    again.save_server(server)
+    (again.path / "state/state.json").unlink()
+
+    with pytest.warns(UsingPreviousState, match="after round 2,"):
+        open_again(again)
+
+
+def test_a_saved_tree_can_be_looked_at_if_only_the_one_before_it_is_whole(saved):
+    (saved.path / "state/state.json").write_text("{")
+
+    with pytest.warns(UsingPreviousState, match=r"state\.json .*after round 2,"):
+        tree = RunFolder(saved.path).tree()
+
+    assert tree.client_ids == ["a"]
+
+
+@pytest.mark.parametrize("num_bytes_lost", [1, 300])
+def test_rounds_that_the_saved_server_has_done_cannot_be_missing(saved, num_bytes_lost):
+    path = saved.path / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-num_bytes_lost])
+
+    with pytest.raises(DamagedFile, match="of the 4 rounds that the saved server has done"):
+        saved.history()
+
+
+def test_a_complete_run_without_its_state_is_damaged(run):
+    run.finish({})
+
+    with pytest.raises(DamagedFile, match="state is missing, but rounds have been done"):
+        open_again(run)
+
+
+def test_a_line_that_could_not_be_written_leaves_no_trace(run, monkeypatch):
+    run.append(entry(1))
+    before = (run.path / "history.jsonl").read_bytes()
+
+    def half(file, content):
+        if len(content) < 100:
+            raise OSError(28, "No space left on device")
+        return write(file, content[:100])
+
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        with pytest.raises(CannotWrite, match=r"history\.jsonl cannot be written \(\d+ bytes\)"):
+            run.append(entry(2))
+
+    assert (run.path / "history.jsonl").read_bytes() == before
+    run.append(entry(2))
+    assert len(run.history()) == 2

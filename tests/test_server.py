@@ -973,3 +973,43 @@ def test_cached_signals_of_another_length_are_noticed():
 def test_an_impossible_length_of_signals_is_named(settings):
     with pytest.raises(ValueError, match=r"num_signal is \d with compare="):
         Server(10, **settings)
+
+
+class Nameless:
+    """An id that cannot even be shown."""
+
+    def __str__(self):
+        raise RuntimeError("no name")
+
+    __repr__ = __str__
+
+
+def test_an_id_that_cannot_be_shown_is_refused_like_any_other():
+    server = Server(1)
+    server.plan(["a"])
+
+    record = server.step(
+        [(Nameless(), Update(np.float32([1]), 1)), ("a", Update(np.float32([1]), 1))]
+    )
+
+    assert list(record.refused) == ["<Nameless instance>"]
+
+
+def test_a_base_of_a_megabyte_is_refused_in_a_few_words():
+    server = Server(1)
+    server.plan(["a"])
+
+    record = server.step({"a": Update(np.float32([1]), 1, base="x" * 1_000_000)})
+
+    assert len(record.refused["a"]) < 300
+
+
+def test_losses_of_what_is_no_client_are_refused():
+    server = Server(1)
+    server.plan(["a"])
+
+    record = server.step({}, losses={3: [1.0], "b": [1.0]})
+
+    assert set(record.refused) == {"3", "b"}
+    with pytest.raises(TypeError, match="losses is a list; pass a mapping"):
+        server.step({}, losses=[1.0])

@@ -1,9 +1,8 @@
-import json
-
 import numpy as np
 import pytest
 
 from fedbranch import DamagedFile, ParameterTree
+from fedbranch.files import seal, unseal
 
 
 def vector(*entries):
@@ -280,6 +279,8 @@ def test_a_loaded_tree_can_go_on(tree, tmp_path):
         lambda state: state["nodes"].pop(),
         lambda state: state.update(next_id=2),
         lambda state: state.update(num_params=3),
+        lambda state: state.update(num_params=10**12),
+        lambda state: state.update(num_buffers=10**18),
         lambda state: state["positions"].update(a=17),
         lambda state: state["nodes"][1].update(cached_client_ids=["a"]),
         lambda state: state.pop("positions"),
@@ -289,9 +290,9 @@ def test_a_loaded_tree_can_go_on(tree, tmp_path):
 def test_a_saved_tree_that_contradicts_itself_is_refused(tree, tmp_path, edit):
     tree.save(tmp_path)
     path = tmp_path / "state.json"
-    document = json.loads(path.read_text())
+    document = unseal(path.read_bytes())
     edit(document["state"])
-    path.write_text(json.dumps(document))
+    path.write_bytes(seal(document))
 
     with pytest.raises(DamagedFile, match="contradicts itself"):
         ParameterTree.load(tmp_path)

@@ -19,6 +19,7 @@ from fedbranch.core.bipartition import (
 from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
 from fedbranch.data.clients import ClientData, federate
 from fedbranch.errors import (
+    CannotWrite,
     ClientFailed,
     DamagedFile,
     FedbranchError,
@@ -26,7 +27,9 @@ from fedbranch.errors import (
     InvalidExperiment,
     InvalidUpdate,
     UnusableRun,
+    UsingPreviousState,
 )
+from fedbranch.guard import Guard
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import AutoRule, Decision, Evidence, NeverSplit, Review, Rule, Thresholds
@@ -43,6 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoRule",
     "Bipartition",
+    "CannotWrite",
     "ClientData",
     "ClientFailed",
     "DamagedFile",
@@ -51,6 +55,7 @@ __all__ = [
     "Evidence",
     "FedbranchError",
     "FederationStalled",
+    "Guard",
     "Hierarchy",
     "InvalidExperiment",
     "InvalidUpdate",
@@ -72,6 +77,7 @@ __all__ = [
     "UnusableRun",
     "Update",
     "UpdateBatch",
+    "UsingPreviousState",
     "adam",
     "bipartition",
     "cosine_error_bound",

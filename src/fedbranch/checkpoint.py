@@ -1,42 +1,66 @@
 """A state on disk: one JSON file and the tensors that belong to it, replaced together.
 
 ``state.json`` names every tensor file by the SHA-256 of its content and is itself put in
-place last, by one rename. Whatever moment a crash picks, the folder holds either the old
-state or the new one. Tensors that did not change are not written again.
+place last, by one rename; the state before it stays beside it as ``previous.json``. Whatever
+moment a crash picks, the folder holds a state that is whole. Tensors that did not change are
+not written again, and those that both states share are there once.
+
+Both states are sealed, and the tensors are checked against what they say: damage is noticed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.errors import DamagedFile
+from fedbranch.errors import DamagedFile, UsingPreviousState
+from fedbranch.files import (
+    JSON,
+    digest_of,
+    holds,
+    make_folder,
+    open_plain,
+    read_sealed,
+    replace_file,
+    seal,
+)
 
 __all__ = [
-    "JSON",
+    "Generation",
     "LastingTensors",
     "Tensors",
     "clear_leftovers",
+    "go_back",
+    "has_checkpoint",
+    "has_previous",
+    "peek",
+    "previous_is_used",
     "read_checkpoint",
-    "replace_file",
+    "read_generation",
     "write_checkpoint",
 ]
 
-JSON = dict[str, Any]  # what json.loads gives back; there is no useful static type for it
 Tensors = Mapping[str, NDArray[Any]]
+Generation = Literal["current", "previous"]
 
-SCHEMA = 1
+SCHEMA = 2
 STATE_FILE = "state.json"
+FILES: dict[Generation, str] = {"current": STATE_FILE, "previous": "previous.json"}
+TENSORS = re.compile(r"[a-z]+(-\d{1,18})?")
 # Files that we may remove: others may keep theirs in the same folder.
-OUR_FILES = re.compile(r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?|state\.json\.tmp")
+OUR_FILES = re.compile(
+    r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?|(state|previous)\.json\.tmp"
+)
+# A tensor takes about 100 bytes of its file's header; the parser would take what is asked for.
+MOST_HEADER_BYTES = 8_000_000
 
 
 class LastingTensors(Mapping[str, NDArray[Any]]):
@@ -50,8 +74,7 @@ class LastingTensors(Mapping[str, NDArray[Any]]):
 
     def __init__(self, make: Callable[[], Tensors]) -> None:
         self._make = make
-        self.written: dict[str, str] | None = None  # file and SHA-256, once there is one
-        self.num_bytes = 0  # of that file
+        self.written: JSON | None = None  # its entry in the manifest, once there is a file
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._make()[name]
@@ -64,7 +87,7 @@ class LastingTensors(Mapping[str, NDArray[Any]]):
 
 
 def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, Tensors]) -> None:
-    """Put a state and its tensors in place of what the folder held.
+    """Put a state and its tensors in place of what the folder held, which becomes the previous one.
 
     Parameters
     ----------
@@ -76,124 +99,243 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
         Anything JSON can say. NaN and infinity are refused.
     files
         Tensors by file, so that those which never change stay in files that never change.
+
+    Raises
+    ------
+    CannotWrite
+        If the disk is full, or refuses for another reason. What was there is as it was.
     """
-    import safetensors.numpy  # here, so that training without files needs no safetensors
-
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest: dict[str, dict[str, str]] = {}
-    for name, tensors in files.items():
-        lasting = tensors if isinstance(tensors, LastingTensors) else None
-        if lasting is not None and lasting.written is not None:
-            path = folder / lasting.written["file"]
-            if path.exists() and path.stat().st_size == lasting.num_bytes:
-                manifest[name] = lasting.written
-                continue
-        arrays = {k: np.ascontiguousarray(v) for k, v in dict(tensors).items()}
-        if not arrays:
-            continue
-        content = safetensors.numpy.save(arrays)
-        digest = hashlib.sha256(content).hexdigest()
-        file_name = f"{name}-{digest[:16]}.safetensors"
-        manifest[name] = {"file": file_name, "sha256": digest}
-        if not _holds(folder / file_name, content):
-            replace_file(folder / file_name, content)
-        if lasting is not None:
-            lasting.written, lasting.num_bytes = manifest[name], len(content)
-    document = {"schema": SCHEMA, "kind": kind, "tensors": manifest, "state": state}
-    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
-    replace_file(folder / STATE_FILE, text.encode())
-
-    _clear_away(folder, except_for={entry["file"] for entry in manifest.values()})
+    make_folder(folder)
+    try:
+        entries = {name: _written(folder, name, tensors) for name, tensors in files.items()}
+        manifest = {name: entry for name, entry in entries.items() if entry is not None}
+        document = {"schema": SCHEMA, "kind": kind, "tensors": manifest, "state": state}
+        content = seal({**document, "generation": "current"})
+        in_use = {entry["file"] for entry in manifest.values()}
+        # A state that is saved again does not become its own predecessor.
+        if not holds(folder / STATE_FILE, content):
+            _keep_current(folder, kind, just_checked=in_use)
+            replace_file(folder / STATE_FILE, content)
+    except BaseException:
+        # Half a state would take the room that the disk may lack.
+        clear_leftovers(folder)
+        raise
+    _clear_away(folder, except_for=in_use | (_in_use(folder, "previous") or set()))
 
 
 def read_checkpoint(folder: Path, kind: str) -> tuple[JSON, dict[str, Tensors]]:
-    """Read what :func:`write_checkpoint` wrote.
+    """Read what :func:`write_checkpoint` wrote; if that is damaged, the state before it.
+
+    Warns
+    -----
+    UsingPreviousState
+        If the state before it is what is given.
+
+    Raises
+    ------
+    DamagedFile
+        If a file of either is missing, was cut or changed, or is not of this kind.
+    """
+    try:
+        return read_generation(folder, kind, "current")
+    except DamagedFile as error:
+        damage = error
+    if not has_previous(folder):
+        raise damage
+    try:
+        found = read_generation(folder, kind, "previous")
+    except DamagedFile as error:
+        raise DamagedFile(f"{damage}; and of the state before it: {error}") from error
+    warnings.warn(previous_is_used(folder, found[0], damage), stacklevel=2)
+    return found
+
+
+def read_generation(
+    folder: Path, kind: str, generation: Generation
+) -> tuple[JSON, dict[str, Tensors]]:
+    """Read this one of the two states in a folder.
 
     Raises
     ------
     DamagedFile
         If a file is missing, was cut or changed, or is not of this kind.
     """
-    document = _read_state(folder, kind)
-    manifest: dict[str, dict[str, str]] = document["tensors"]
-    return document["state"], {
-        name: _read_tensors(folder, entry["file"], entry["sha256"])
-        for name, entry in manifest.items()
-    }
+    document = _read_document(folder, kind, generation)
+    files = {n: _read_tensors(folder, entry) for n, entry in document["tensors"].items()}
+    return document["state"], files
 
 
-def clear_leftovers(folder: Path, kind: str) -> None:
+def previous_is_used(folder: Path, state: JSON, damage: DamagedFile) -> UsingPreviousState:
+    """Say which state is used, and why."""
+    number = state.get("round") if isinstance(state, dict) else None
+    after = f", after round {number}," if isinstance(number, int) else ""
+    return UsingPreviousState(
+        f"{damage}; the state before it{after} in {folder / FILES['previous']} is used instead"
+    )
+
+
+def go_back(folder: Path, kind: str) -> None:
+    """Put the previous state in the current one's place, as if that had never been saved."""
+    document = _read_document(folder, kind, "previous")
+    replace_file(folder / STATE_FILE, seal({**document, "generation": "current"}))
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether something has been saved in a folder."""
+    return any((folder / name).exists() for name in FILES.values())
+
+
+def has_previous(folder: Path) -> bool:
+    """Whether there is a state before the current one."""
+    return (folder / FILES["previous"]).exists()
+
+
+def peek(folder: Path, kind: str) -> JSON | None:
+    """Read a state without its tensors; None if it is damaged, and the one before it as well."""
+    for generation in FILES:
+        with suppress(DamagedFile):
+            state: JSON = _read_document(folder, kind, generation)["state"]
+            return state
+    return None
+
+
+def clear_leftovers(folder: Path) -> None:
     """Remove what a crash left half-way: temporary files and tensors of no state."""
-    manifest = _read_state(folder, kind)["tensors"]
-    _clear_away(folder, except_for={entry["file"] for entry in manifest.values()})
+    in_use = [_in_use(folder, generation) for generation in FILES]
+    known = set().union(*(names for names in in_use if names is not None))
+    # What a damaged file may have named stays: somebody may know how to repair it.
+    _clear_away(folder, except_for=known, only_temporary=None in in_use)
 
 
-def _read_state(folder: Path, kind: str) -> JSON:
-    path = folder / STATE_FILE
+def _written(folder: Path, name: str, tensors: Tensors) -> JSON | None:
+    """Give the entry of a tensor file in the manifest; None if there is nothing in it."""
+    lasting = tensors if isinstance(tensors, LastingTensors) else None
+    if lasting is not None and lasting.written is not None:
+        path = folder / lasting.written["file"]
+        if path.exists() and path.stat().st_size == lasting.written["bytes"]:
+            return lasting.written
+    arrays = {k: np.ascontiguousarray(v) for k, v in dict(tensors).items()}
+    if not arrays:
+        return None
+    import safetensors.numpy  # here, so that training without files needs no safetensors
+
+    content = safetensors.numpy.save(arrays)
+    digest = hashlib.sha256(content).hexdigest()
+    file_name = _file_name(name, digest)
+    if not holds(folder / file_name, content):
+        replace_file(folder / file_name, content)
+    entry = {"file": file_name, "sha256": digest, "bytes": len(content)}
+    if lasting is not None:
+        lasting.written = entry
+    return entry
+
+
+def _file_name(name: str, digest: str) -> str:
+    return f"{name}-{digest[:16]}.safetensors"
+
+
+def _keep_current(folder: Path, kind: str, *, just_checked: set[str]) -> None:
+    """Make the current state the previous one, if it is whole.
+
+    One that is damaged, or not there, must not take the place of one that may be whole.
+    """
     try:
-        document: JSON = json.loads(path.read_text(encoding="utf-8"))
-        schema, found_kind = document["schema"], document["kind"]
-        entries = document["tensors"].values()
-        if not all(isinstance(e["file"], str) and isinstance(e["sha256"], str) for e in entries):
-            raise TypeError("a tensor file is not named by a string")
-        document["state"]  # it must be there
+        document = _read_document(folder, kind, "current")
+        for entry in document["tensors"].values():
+            if entry["file"] not in just_checked:
+                with _opened(folder, entry) as file:
+                    _check_digest(file, entry)
+    except DamagedFile:
+        return
+    replace_file(folder / FILES["previous"], seal({**document, "generation": "previous"}))
+
+
+def _in_use(folder: Path, generation: Generation) -> set[str] | None:
+    """Give the tensor files that a state names; None if nobody can know."""
+    path = folder / FILES[generation]
+    if not path.exists():
+        return set()
+    try:
+        return {entry["file"] for entry in read_sealed(path)["tensors"].values()}
+    except (DamagedFile, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _clear_away(folder: Path, *, except_for: set[str], only_temporary: bool = False) -> None:
+    for path in folder.iterdir():
+        if not OUR_FILES.fullmatch(path.name) or path.name in except_for:
+            continue
+        if path.suffix == ".tmp" or not only_temporary:
+            with suppress(OSError):  # it harms nobody, and the next save tries again
+                path.unlink()
+
+
+def _read_document(folder: Path, kind: str, generation: Generation) -> JSON:
+    path = folder / FILES[generation]
+    try:
+        document = read_sealed(path)
     except FileNotFoundError:
         raise DamagedFile(f"{path} does not exist; there is no saved {kind} in {folder}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    try:
+        schema, found_kind = document["schema"], document["kind"]
+        if schema != SCHEMA:
+            raise DamagedFile(
+                f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}"
+            )
+        if found_kind != kind:
+            raise DamagedFile(f"{path} holds a saved {found_kind}, not a {kind}")
+        if document["generation"] != generation:
+            raise DamagedFile(
+                f"{path} holds a state that was saved as the {document['generation']} one; "
+                "give the file its name back"
+            )
+        for name, entry in document["tensors"].items():
+            _check_entry(name, entry)
+        document["state"]  # it must be there
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} cannot be read as a saved {kind}: {error!r}") from error
-    if schema != SCHEMA:
-        raise DamagedFile(f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}")
-    if found_kind != kind:
-        raise DamagedFile(f"{path} holds a saved {found_kind}, not a {kind}")
     return document
 
 
-def _clear_away(folder: Path, *, except_for: set[str]) -> None:
-    for path in folder.iterdir():
-        if OUR_FILES.fullmatch(path.name) and path.name not in except_for:
-            path.unlink()
+def _check_entry(name: str, entry: JSON) -> None:
+    """Raise ValueError unless an entry names a file of ours, inside its folder."""
+    if not TENSORS.fullmatch(name):
+        raise ValueError(f"{name[:100]!r} is no name for tensors")
+    digest, num_bytes = entry["sha256"], entry["bytes"]
+    if not re.fullmatch("[0-9a-f]{64}", digest) or entry["file"] != _file_name(name, digest):
+        raise ValueError(f"the file {str(entry['file'])[:100]!r} is not named by its content")
+    if type(num_bytes) is not int or num_bytes < 0:
+        raise ValueError(f"{entry['file']} is to have {num_bytes!r} bytes")
 
 
-def replace_file(path: Path, content: bytes, *, is_private: bool = False) -> None:
-    """Write a file so that its name always stands for all of the old or all of the new content.
-
-    A private one only its owner can read.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        if is_private:
-            temporary.unlink(missing_ok=True)  # of a crash; others might hold it open
-            temporary.touch(mode=0o600, exist_ok=False)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return path.exists() and path.stat().st_size == len(content) and path.read_bytes() == content
-
-
-def _read_tensors(folder: Path, file_name: str, digest: str) -> Tensors:
+def _read_tensors(folder: Path, entry: JSON) -> Tensors:
     import safetensors.numpy
 
-    # The name comes from a file that anybody may have edited; it must not lead elsewhere.
-    if file_name != Path(file_name).name:
-        raise DamagedFile(f"{folder / STATE_FILE} names the file {file_name!r} outside its folder")
-    path = folder / file_name
+    path = folder / entry["file"]
     try:
-        content = path.read_bytes()
+        with _opened(folder, entry) as file:
+            _check_digest(file, entry)
+            file.seek(0)
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > min(entry["bytes"], MOST_HEADER_BYTES):
+                raise DamagedFile(f"{path} cannot be read: a header of {header_bytes:,} bytes")
+            file.seek(0)
+            return safetensors.numpy.load(file.read())
+    except DamagedFile:
+        raise
+    except Exception as error:  # whatever the parser says, the file is what is wrong
+        raise DamagedFile(f"{path} cannot be read: {error!r}") from error
+
+
+def _opened(folder: Path, entry: JSON) -> IO[bytes]:
+    """Open a tensor file of the manifest to read it."""
+    path = folder / entry["file"]
+    try:
+        return open_plain(path, num_bytes=entry["bytes"], may_be_link=False)
     except FileNotFoundError:
-        raise DamagedFile(f"{path} is missing; {folder / STATE_FILE} needs it") from None
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise DamagedFile(f"{path} was cut or changed: its SHA-256 is not the one recorded")
-    return safetensors.numpy.load(content)
+        raise DamagedFile(f"{path} is missing; the saved state needs it") from None
+
+
+def _check_digest(file: IO[bytes], entry: JSON) -> None:
+    if digest_of(file, entry["bytes"]) != entry["sha256"]:
+        raise DamagedFile(f"{file.name} was cut or changed: its SHA-256 is not the one recorded")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -18,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import fedbranch
 from fedbranch.data import sources
-from fedbranch.errors import FedbranchError, InvalidExperiment
+from fedbranch.errors import FedbranchError, InvalidExperiment, UsingPreviousState
 from fedbranch.experiment import Experiment, preset_names
 from fedbranch.report.comparison import compare
 from fedbranch.report.holdings import print_holding, print_holdings
@@ -51,22 +54,48 @@ DataDir = Annotated[
         show_default="$FEDBRANCH_DATA, or fedbranch in your cache folder",
     ),
 ]
+SECONDS_TO_STOP = 5.0  # far more than the way out takes; later the exception must have got lost
+
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
 def main() -> None:
     """Run the command line; expected errors are one line and an exit code."""
-    try:
-        app()
-    except InvalidExperiment as error:
-        _fail(error, 2)
-    except (FedbranchError, OSError) as error:
-        _fail(error, 1)
+    with _warnings_in_one_line():
+        try:
+            app()
+        except InvalidExperiment as error:
+            _fail(error, 2)
+        except (FedbranchError, OSError) as error:
+            _fail(error, 1)
 
 
 def _fail(error: Exception, code: int) -> None:
     print(f"fedbranch: {error}", file=sys.stderr)
     sys.exit(code)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Show our own warnings as errors are shown, without the place in the code."""
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
+
+        def show_warning(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, UsingPreviousState):
+                print(f"fedbranch: warning: {message}", file=sys.stderr)
+            else:
+                show_others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show_warning
+        yield
 
 
 @app.callback(invoke_without_command=True)
@@ -234,21 +263,73 @@ def _finish(
     experiment: Experiment, folder: Path, data_dir: Path | None, as_json: bool, *, resume: bool
 ) -> None:
     try:
-        with _progress(experiment) as on_round:
-            run_folder = experiment.run(folder, data_dir=data_dir, resume=resume, on_round=on_round)
-        about = run_folder.about
-        print(
-            f"fedbranch: engine {about['engine']} ({about['engine_reason']}); {_peak_memory()}",
-            file=sys.stderr,
-        )
-    except KeyboardInterrupt:
+        with _stoppable() as stop_if_asked:
+            with _progress(experiment, stop_if_asked) as on_round:
+                run_folder = experiment.run(
+                    folder, data_dir=data_dir, resume=resume, on_round=on_round
+                )
+            about = run_folder.about
+            print(
+                f"fedbranch: engine {about['engine']} ({about['engine_reason']}); {_peak_memory()}",
+                file=sys.stderr,
+            )
+            _print(run_folder, as_json)
+    except _Stopped as stopped:
         has_begun = (folder / "run.json").exists()
         where = "" if data_dir is None else f" --data-dir {data_dir}"
         again = f"continue with: fedbranch resume {folder}{where}"
         hint = again if has_begun else "nothing was run yet"
-        print(f"fedbranch: interrupted; {hint}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    _print(run_folder, as_json)
+        print(f"fedbranch: {stopped.how}; {hint}", file=sys.stderr)
+        raise typer.Exit(128 + stopped.signal_number) from None
+
+
+class _Stopped(BaseException):  # nobody who handles errors may take it for one
+    """Somebody wants this process to end."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+    @property
+    def how(self) -> str:
+        return "interrupted" if self.signal_number == signal.SIGINT else "terminated"
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], None]]:
+    """Let SIGINT and SIGTERM raise :class:`_Stopped`.
+
+    Yields
+    ------
+    Callable
+        Raises it again, if it was raised. To be called now and then: an exception is lost
+        where Python cannot pass it on, such as in a finaliser.
+    """
+    raised: list[tuple[int, float]] = []  # signal number and time
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        # Those who press Ctrl-C twice do not want the way out to be cut short.
+        if not raised or time.monotonic() - raised[-1][1] > SECONDS_TO_STOP:
+            raised.append((number, time.monotonic()))
+            raise _Stopped(number)
+
+    def stop_if_asked() -> None:
+        if raised:
+            raise _Stopped(raised[0][0])
+
+    # Ignored ones stay so: in the background of some shells Ctrl-C is not for us.
+    before = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN)
+    }
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield stop_if_asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if raised else handler)  # on the way out
 
 
 def _print(run_folder: RunFolder, as_json: bool) -> None:
@@ -280,8 +361,10 @@ def _peak_memory() -> str:
 
 
 @contextmanager
-def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
-    """Show a bar on a terminal, nothing elsewhere."""
+def _progress(
+    experiment: Experiment, after_round: Callable[[], None]
+) -> Iterator[Callable[[str, Round], None]]:
+    """Show a bar on a terminal, nothing elsewhere; do something else after every round."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description:>8}"),
@@ -311,5 +394,6 @@ def _progress(experiment: Experiment) -> Iterator[Callable[[str, Round], None]]:
                 news += f", {rate:,.0f} samples/s"
             last_ends[method] = now
             progress.update(task, completed=entry.record.round, news=news)
+            after_round()
 
         yield on_round

@@ -9,6 +9,7 @@
     ├── TransformMismatch   a model is not hidden as this client hides it; nothing is sent
     ├── FederationStalled   too few nodes of a federation are there for too long
     ├── DamagedFile         a file is missing, incomplete or was changed
+    ├── CannotWrite         the disk is full, or refuses a file; an OSError as well
     ├── MissingData         a data set is not in its folder, and could not be fetched
     ├── UnusableRun         a run folder is not one, is taken, or is already complete
     └── AgreementFailed     a member of a federation refuses what it was told about the secret
@@ -24,11 +25,14 @@
         ├── SplitView       members were given different secrets
         └── NotConfirmed    too few members are known to have the same secret
 
+    UsingPreviousState      a warning: what was saved last is damaged, the state before it is used
+
 A wrong argument of a call is a ``ValueError`` or ``TypeError`` as everywhere in Python.
 """
 
 __all__ = [
     "AgreementFailed",
+    "CannotWrite",
     "ClientFailed",
     "DamagedFile",
     "DamagedMessage",
@@ -46,6 +50,7 @@ __all__ = [
     "SwappedCard",
     "TransformMismatch",
     "UnusableRun",
+    "UsingPreviousState",
     "WrongRecipient",
     "WrongRoster",
     "WrongRun",
@@ -78,6 +83,20 @@ class FederationStalled(FedbranchError):
 
 class DamagedFile(FedbranchError):
     """A file is missing, incomplete or was changed since it was written."""
+
+
+class CannotWrite(FedbranchError, OSError):
+    """A file cannot be written: the disk is full, or refuses.
+
+    ``errno`` says why, ``filename`` which one.
+    """
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class UsingPreviousState(UserWarning):
+    """What was saved last is damaged; the state before it is used."""
 
 
 class MissingData(FedbranchError):

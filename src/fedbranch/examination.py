@@ -5,6 +5,7 @@ Examining changes nothing, so a rule or an aggregate that fails leaves the serve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -13,8 +14,10 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from fedbranch.checkpoint import JSON, Tensors
-from fedbranch.core.geometry import Array, to_numpy
+from fedbranch.checkpoint import Tensors
+from fedbranch.core.geometry import Array, norms, to_numpy
+from fedbranch.files import JSON
+from fedbranch.guard import Guard
 from fedbranch.messages import (
     Reply,
     Trial,
@@ -157,6 +160,8 @@ def examine(
     round: int,  # noqa: A002  # the word that everybody uses
     num_members: int,
     num_new: int,
+    guard: Guard | None = None,
+    most_groups: float = math.inf,
 ) -> Outcome:
     """Ask the rule about a cluster.
 
@@ -170,6 +175,10 @@ def examine(
         As the server has them.
     round, num_members, num_new
         As :class:`fedbranch.Evidence` wants them.
+    guard
+        Limits what a client counts for.
+    most_groups
+        Into how many groups the cluster may be split.
 
     Returns
     -------
@@ -188,19 +197,21 @@ def examine(
     client_ids = tuple(sorted(case.replies))
     ordered = [case.replies[client_id] for client_id in client_ids]
     compared = _frozen(stacked(ordered, "compared"))
-    weights = _weights(ordered, weighting, compared)
+    weights = _weights(ordered, weighting, guard, compared)
     halved_rows = tuple(
         row for row, reply in enumerate(ordered) if case.halves is not None and reply.has_halves
     )
     halved = [ordered[row] for row in halved_rows]
     proposal = case.present_proposal
+    lengths = to_numpy(norms(compared))
+    mean = _aggregated(aggregate, compared, weights, guard, lengths)
     evidence = Evidence(
         node_id=node.id,
         round=round,
         client_ids=client_ids,
         updates=compared,
         weights=weights,
-        mean_update=_beside(compared, mean := _aggregated(aggregate, compared, weights)),
+        mean_update=_beside(compared, mean),
         num_members=num_members,
         rounds_trained=node.version,
         rounds_held=case.rounds_held,
@@ -219,12 +230,22 @@ def examine(
         last_measured=case.last_measured,
         past=tuple(case.past),
     )
+    evidence.__dict__["lengths"] = lengths  # or its cached property would measure them again
     decision = rule.examine(evidence)
     _check_decision(decision, evidence, rule)
+    if len(decision.groups) > most_groups:  # also a proposal, which would be for nothing
+        decision = replace(
+            decision,
+            verdict="train",
+            reason=f"{decision.reason}; but there would be {len(decision.groups) - most_groups:g} "
+            "clusters more than max_clusters of the guard",
+            groups=(),
+            asks="nothing",
+        )
     if decision.verdict != "train":
         return Outcome(decision)
     if any(reply.rows.vector is not reply.rows.compared for reply in ordered):
-        mean = _aggregated(aggregate, _frozen(stacked(ordered, "vector")), weights)
+        mean = _aggregated(aggregate, _frozen(stacked(ordered, "vector")), weights, guard)
     buffers_step = None
     if node.buffers.size:
         buffers_step = _aggregated(aggregate, _frozen(stacked(ordered, "buffers")), weights)
@@ -232,7 +253,12 @@ def examine(
 
 
 def proposed_trials(
-    node: Node, case: Case, *, aggregate: Aggregate, weighting: Weighting
+    node: Node,
+    case: Case,
+    *,
+    aggregate: Aggregate,
+    weighting: Weighting,
+    guard: Guard | None = None,
 ) -> dict[str, tuple[Trial, ...]]:
     """Give what the clients of a proposal are to measure: a step together and one apart.
 
@@ -259,11 +285,12 @@ def proposed_trials(
         steps = stacked(ordered, "vector")
         if sign:
             steps = steps + sign * stacked(ordered, "half_difference")
-        weights = _weights(ordered, weighting, steps)
+        weights = _weights(ordered, weighting, guard, steps)
         buffers = node.buffers
         if buffers.size:
             buffers = buffers + _aggregated(aggregate, stacked(ordered, "buffers"), weights)
-        return read_only(node.params + _aggregated(aggregate, steps, weights)), read_only(buffers)
+        step = _aggregated(aggregate, steps, weights, guard)
+        return read_only(node.params + step), read_only(buffers)
 
     ways: list[tuple[int, TrialRows]] = [(0, "held-out")]
     if have_halves:  # a = v + h comes from the first half
@@ -280,9 +307,11 @@ def proposed_trials(
     return trials
 
 
-def _weights(replies: Sequence[Reply], weighting: Weighting, updates: Array) -> Array:
-    counts = [reply.weight if weighting == "examples" else 1.0 for reply in replies]
-    return _frozen(_beside(updates, np.array(counts)))
+def _weights(
+    replies: Sequence[Reply], weighting: Weighting, guard: Guard | None, updates: Array
+) -> Array:
+    counts = np.array([reply.weight if weighting == "examples" else 1.0 for reply in replies])
+    return _frozen(_beside(updates, counts if guard is None else guard.weights(counts)))
 
 
 def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastRound:
@@ -298,8 +327,16 @@ def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastR
     return PastRound(float(np.sqrt(np.mean(lengths**2))), mean_loss)
 
 
-def _aggregated(aggregate: Aggregate, updates: Array, weights: Array) -> Vector:
+def _aggregated(
+    aggregate: Aggregate,
+    updates: Array,
+    weights: Array,
+    guard: Guard | None = None,
+    lengths: NDArray[np.float64] | None = None,
+) -> Vector:
     """Aggregate, and make sure that what comes back can be added to parameters."""
+    if guard is not None:
+        updates = _frozen(guard.clipped(updates, lengths))
     step = to_numpy(aggregate(updates, weights))
     if step.shape != updates.shape[1:] or not np.issubdtype(step.dtype, np.floating):
         raise ValueError(

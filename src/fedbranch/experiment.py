@@ -14,7 +14,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedbranch.checkpoint import JSON
 from fedbranch.data import (
     ClientData,
     Transform,
@@ -32,6 +31,7 @@ from fedbranch.data import (
 from fedbranch.data.clients import Partition
 from fedbranch.data.sources.images import CIFAR10, FASHION_MNIST, MNIST
 from fedbranch.errors import InvalidExperiment
+from fedbranch.files import JSON
 from fedbranch.rules import AutoRule, Thresholds
 from fedbranch.runs import Round, RunFolder
 from fedbranch.settings import fill, require

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from fedbranch.checkpoint import JSON, Tensors
+from fedbranch.checkpoint import Tensors
 from fedbranch.core.geometry import Array, take_rows, to_numpy
 from fedbranch.errors import InvalidUpdate
+from fedbranch.files import JSON
 from fedbranch.tree import Vector
 
 __all__ = [
@@ -28,21 +32,33 @@ __all__ = [
     "UpdateBatch",
     "check_batch",
     "check_losses",
+    "check_metric_name",
     "check_update",
     "checked_ids",
+    "one_line",
     "replies_from_state",
     "replies_to_state",
+    "shortened",
     "stacked",
 ]
 
 # No sane update comes near this; sums of such numbers would leave float32.
 LARGEST_ENTRY = 1e30
+# Below this float32 has hardly any digits left, and processors are slow.
+SMALLEST_ENTRY = float(np.finfo(np.float32).smallest_normal)
+
+# Whatever a client says is kept for ever in the history, so nobody may say much.
+MOST_METRICS = 1000
+LONGEST_NAME = 100  # characters of a metric's name
+LONGEST_REASON = 300  # characters of a reason, part of which a client may have written
+LONGEST_ID = 1000  # characters of a client id
 
 TrialRows = Literal["held-out", "first half", "second half"]
 
 _NOT_FINITE = "contains NaN or infinity; lower the learning rate"
 _TOO_LARGE = f"has entries beyond {LARGEST_ENTRY:g}; training diverged"
 _IS_ZERO = "is zero: the client did not train"
+_IS_TINY = f"has no entry beyond {SMALLEST_ENTRY:.2g}: the client hardly trained"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -270,8 +286,9 @@ def check_update(update: Update, expected: Expected) -> Reply:
             raise InvalidUpdate("the reply carries no signal, which this server compares")
         compared = _checked_vector(update.signal, expected.num_compared, "signal")
     for name, sent in [("update", vector), ("signal", compared)]:
-        if not sent.any():
-            raise InvalidUpdate(f"the {name} {_IS_ZERO}")
+        largest = float(np.abs(sent).max(initial=0))
+        if largest < SMALLEST_ENTRY:
+            raise InvalidUpdate(f"the {name} {_IS_TINY if largest else _IS_ZERO}")
     if update.buffers is not None:
         buffers = _checked_vector(update.buffers, expected.num_buffers, "buffers")
     elif expected.num_buffers:
@@ -305,38 +322,38 @@ def check_batch(
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         If the batch as a whole does not fit the model.
     """
-    buffers = batch.buffers
-    if buffers is None:
-        buffers = array_namespace(batch.vectors).zeros_like(batch.vectors[:, :0])
-    columns = {
-        "update": (batch.vectors, expected.num_params),
-        "buffers": (buffers, expected.num_buffers),
-    }
+    vectors = _checked_column("update", batch.vectors, (len(batch), expected.num_params))
+    if batch.buffers is None:
+        buffers = array_namespace(vectors).zeros_like(vectors[:, :0])
+    else:
+        buffers = batch.buffers
+    buffers = _checked_column("buffers", buffers, (len(batch), expected.num_buffers))
+    columns = {"update": vectors, "buffers": buffers}
+    compared_shape = (len(batch), expected.num_compared)
     if expected.compares_signal:
         if batch.signals is None:
             raise ValueError("the batch carries no signals, which this server compares")
-        columns["signal"] = (batch.signals, expected.num_compared)
-    if batch.half_differences is not None:
-        columns["half difference"] = (batch.half_differences, expected.num_compared)
+        columns["signal"] = _checked_column("signal", batch.signals, compared_shape)
+    halves = batch.half_differences
+    if halves is not None:
+        halves = _checked_column("half difference", halves, compared_shape)
+        columns["half difference"] = halves
     problems: dict[int, str] = {}  # row -> why it cannot be used
-    for name, (column, length) in columns.items():
-        _check_column(name, column, (len(batch), length))
-        if length:
+    for name, column in columns.items():
+        if column.shape[1]:
             problems = _column_problems(name, column) | problems
-    compared = columns["signal"][0] if expected.compares_signal else batch.vectors
     rows = Rows(
-        vector=batch.vectors,
-        compared=compared,
+        vector=vectors,
+        compared=columns["signal"] if expected.compares_signal else vectors,
         buffers=buffers,
-        half_difference=batch.half_differences,
+        half_difference=halves,
     )
     has_halves = [False] * len(batch)
-    if batch.half_differences is not None:
-        xp = array_namespace(batch.half_differences)
-        has_halves = to_numpy(xp.any(batch.half_differences != 0, axis=1)).tolist()
+    if halves is not None:
+        has_halves = to_numpy(array_namespace(halves).any(halves != 0, axis=1)).tolist()
     usable: dict[str, tuple[str, Reply]] = {}
     refused = dict(batch.refused)
     for client_id, row in sorted(zip(batch.client_ids, range(len(batch)), strict=True)):
@@ -356,24 +373,32 @@ def check_batch(
             usable[client_id] = (batch.bases[row], reply)
         except InvalidUpdate as error:
             refused[client_id] = str(error)
+        except Exception as error:  # objects from outside may fail in ways of their own
+            refused[client_id] = one_line(f"the reply cannot be read: {shortened(error)}")
     return usable, refused
 
 
-def _check_column(name: str, column: Array, shape: tuple[int, int]) -> None:
+def _checked_column(name: str, column: Array, shape: tuple[int, int]) -> Array:
+    """Check that a column fits; a masked array must not hide what it holds."""
+    if not hasattr(column, "shape") or not hasattr(column, "dtype"):
+        raise TypeError(f"the {name} column is a {type(column).__name__}; send an array")
     if tuple(column.shape) != shape or str(column.dtype).split(".")[-1] != "float32":
         raise ValueError(
             f"the {name} column has shape {tuple(column.shape)} and dtype {column.dtype}; "
             f"send {shape} in float32"
         )
+    return np.asarray(column) if isinstance(column, np.ndarray) else column
 
 
 def _column_problems(name: str, column: Array) -> dict[int, str]:
     """Find the rows that cannot be used."""
     xp = array_namespace(column)
     largest = to_numpy(xp.maximum(xp.max(column, axis=1), -xp.min(column, axis=1)))
+    must_move = name not in ("buffers", "half difference")
     found: dict[int, str] = {}
     for problem, is_so in [
-        (_IS_ZERO, (largest == 0) & (name not in ("buffers", "half difference"))),
+        (_IS_TINY, (largest < SMALLEST_ENTRY) & must_move),
+        (_IS_ZERO, (largest == 0) & must_move),
         (_TOO_LARGE, largest > LARGEST_ENTRY),
         (_NOT_FINITE, ~np.isfinite(largest)),
     ]:
@@ -393,20 +418,38 @@ def _reply(
     weight = _as_float(num_examples)
     if weight is None or not 0 < weight <= max_examples:
         raise InvalidUpdate(
-            f"num_examples is {_shortened(num_examples)}; it must be a number above 0 and "
+            f"num_examples is {shortened(num_examples)}; it must be a number above 0 and "
             f"at most {max_examples:g}"
         )
     if not isinstance(metrics, Mapping):
-        raise InvalidUpdate(f"metrics are {_shortened(metrics)}; send numbers by name")
-    checked = {}
-    for name, value in metrics.items():
+        raise InvalidUpdate(f"metrics are {shortened(metrics)}; send numbers by name")
+    checked: dict[str, float | None] = {}
+    for name, value in islice(metrics.items(), MOST_METRICS + 1):
         number = _as_float(value)
         if not isinstance(name, str) or number is None:
             raise InvalidUpdate(
-                f"the metric {_shortened(name)} is {_shortened(value)}; send numbers by name"
+                f"the metric {shortened(name)} is {shortened(value)}; send numbers by name"
             )
+        check_metric_name(name)
         checked[name] = number if math.isfinite(number) else None
+    if len(checked) > MOST_METRICS:
+        raise InvalidUpdate(f"there are more than {MOST_METRICS} metrics; send those that matter")
     return Reply(rows=rows, row=row, weight=weight, metrics=checked, has_halves=has_halves)
+
+
+def check_metric_name(name: str) -> None:
+    """Refuse a name that no table, terminal or file could show.
+
+    Raises
+    ------
+    InvalidUpdate
+        If it is too long, or has characters that are not printed.
+    """
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise InvalidUpdate(
+            f"a metric is called {shortened(name)}; call it something of at most {LONGEST_NAME} "
+            "characters, all of them printable"
+        )
 
 
 def check_losses(losses: object, num_trials: int) -> tuple[float, ...]:
@@ -418,14 +461,18 @@ def check_losses(losses: object, num_trials: int) -> tuple[float, ...]:
         If it is not one number for each trial. Numbers that are not finite are allowed: a
         model may be that bad.
     """
-    if isinstance(losses, np.ndarray):
-        losses = losses.tolist()
-    if not isinstance(losses, Sequence) or len(losses) != num_trials:
-        raise InvalidUpdate(f"the losses are {_shortened(losses)}; send {num_trials} numbers")
-    numbers_ = [_as_float(loss) for loss in losses]
-    checked = tuple(number for number in numbers_ if number is not None)
+    try:
+        # An array is looked at before it becomes a list, which takes several times its memory.
+        if isinstance(losses, np.ndarray) and losses.shape == (num_trials,):
+            losses = losses.tolist()
+        found: list[float | None] = []
+        if isinstance(losses, Sequence) and len(losses) == num_trials:
+            found = [_as_float(loss) for loss in islice(losses, num_trials)]
+    except Exception as error:  # objects from outside may fail in ways of their own
+        raise InvalidUpdate(f"the losses cannot be read: {shortened(error)}") from error
+    checked = tuple(number for number in found if number is not None)
     if len(checked) != num_trials:
-        raise InvalidUpdate(f"the losses are {_shortened(losses)}; send {num_trials} numbers")
+        raise InvalidUpdate(f"the losses are {shortened(losses)}; send {num_trials} numbers")
     return checked
 
 
@@ -474,18 +521,37 @@ def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
 
 
 def checked_ids(client_ids: Iterable[str]) -> list[str]:
-    """Check that client ids are what every file and every message can carry, each once."""
+    """Check that client ids are what every file and every message can carry, each once.
+
+    They are compared code point by code point. Two that only look alike, because they differ
+    in case or in how an accent is written, are two clients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is not a string, empty, too long, not printable or begins or ends with a blank,
+        or is there twice.
+    """
     ids = list(client_ids)
     if isinstance(client_ids, str) or not all(isinstance(i, str) and i for i in ids):
-        raise TypeError(f"client_ids are {client_ids!r}; pass a list of non-empty strings")
+        raise TypeError(f"client_ids are {shortened(ids)}; pass a list of non-empty strings")
     for client_id in ids:
-        try:
-            client_id.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"the client id {client_id!r} is not valid Unicode") from None
+        if (
+            len(client_id) <= LONGEST_ID
+            and client_id.isprintable()
+            and client_id.strip() == client_id
+        ):
+            continue
+        if len(client_id) > LONGEST_ID:
+            problem = f"has {len(client_id)} characters; use at most {LONGEST_ID}"
+        elif any("\ud800" <= character <= "\udfff" for character in client_id):
+            problem = "is not valid Unicode"
+        else:
+            problem = "begins or ends with a blank, or has characters that cannot be seen"
+        raise ValueError(f"the client id {shortened(client_id)} {problem}")
     twice = [client_id for client_id, count in Counter(ids).items() if count > 1]
     if twice:
-        raise ValueError(f"clients {twice} are named more than once; name each once")
+        raise ValueError(f"clients {twice[:10]} are named more than once; name each once")
     return ids
 
 
@@ -493,9 +559,11 @@ def _checked_vector(array: Array, length: int, name: str) -> Vector:
     try:
         original = to_numpy(array)
     except Exception as error:
-        raise InvalidUpdate(f"the {name} is not an array: {error!r}") from error
+        raise InvalidUpdate(f"the {name} is not an array: {shortened(error)}") from error
     if not np.issubdtype(original.dtype, np.floating):
-        raise InvalidUpdate(f"the {name} has dtype {original.dtype}; send float32")
+        raise InvalidUpdate(
+            f"the {name} has dtype {one_line(str(original.dtype), 80)}; send float32"
+        )
     if original.shape != (length,):
         raise InvalidUpdate(f"the {name} has shape {original.shape}; send shape ({length},)")
     # A copy of our own, and that is what is checked: whoever sent it may go on writing into
@@ -519,11 +587,34 @@ def _as_float(value: object) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf
+    except Exception:  # it calls itself a number, but cannot say which
+        return None
 
 
-def _shortened(value: object) -> str:
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # another one each time
+_briefly = reprlib.Repr()
+_briefly.maxstring = _briefly.maxother = _briefly.maxlong = 80
+
+
+def shortened(value: object) -> str:
+    """Show a value from outside in a few words, however large it is."""
     try:
-        text = repr(value)
+        text = _briefly.repr(value)
     except Exception:  # a whole number with too many digits, or an object with a broken repr
         return f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return one_line(_ADDRESS.sub("", text), 80)
+
+
+def one_line(text: str, longest: int = LONGEST_REASON) -> str:
+    r"""Give a text from outside as one line that a terminal only prints.
+
+    Examples
+    --------
+    >>> one_line("out of memory\n\x1b[2Jtry again")
+    'out of memory ?[2Jtry again'
+    """
+    words = " ".join(text[: 2 * longest].split())
+    line = "".join(c if c.isprintable() else "?" for c in words)
+    return (
+        line if len(line) <= longest and len(text) <= 2 * longest else line[: longest - 3] + "..."
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from fedbranch.checkpoint import JSON
+from fedbranch.files import JSON
 from fedbranch.rules import Decision
 
 __all__ = ["RoundRecord", "Routing"]

@@ -14,6 +14,7 @@ import numpy as np
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.messages import Trial
 from fedbranch.rules import Decision, Review, Rule
+from fedbranch.rules.credibility import opposed_moves
 from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Reviews", "compared_models", "merged_model"]
@@ -92,6 +93,7 @@ class Reviews:
                 rounds_since_split=this_round - split_in,
                 clusters=clusters,
                 losses=losses,
+                opposed=_opposed(tree, node_id),
             )
         )
         if decision.verdict not in ("keep", "merge") or decision.node_id != node_id:
@@ -108,6 +110,18 @@ class Reviews:
                 f"move clients of that split to {list(clusters)}"
             )
         return decision
+
+
+def _opposed(tree: ParameterTree, node_id: int) -> dict[str, frozenset[int]]:
+    """Say which leaves below a node a client's update at its split pointed away from."""
+    children = [tree[child_id] for child_id in tree[node_id].child_ids]
+    leaf_ids = {child.id: [leaf.id for leaf in tree.leaves_below(child.id)] for child in children}
+    opposed = opposed_moves({child.id: child.cached_updates for child in children})
+    return {
+        client_id: frozenset(leaf_id for branch in branches for leaf_id in leaf_ids[branch])
+        for client_id, branches in opposed.items()
+        if branches
+    }
 
 
 def compared_models(tree: ParameterTree, node_id: int) -> tuple[Trial, ...]:

@@ -14,14 +14,15 @@
       baselines/NAME/ run folders of the methods that it is compared with
 
 Nothing in it depends on the clock: the same seed gives the same bytes, on the same
-machine with the same number of threads.
+machine with the same number of threads. Every file, and every line of the history and of the
+releases, says what SHA-256 it has to have, so that damage is noticed and named.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import fsum
@@ -29,13 +30,27 @@ from pathlib import Path
 from typing import IO
 
 from fedbranch.checkpoint import (
-    JSON,
-    STATE_FILE,
+    Generation,
     clear_leftovers,
+    go_back,
+    has_checkpoint,
+    has_previous,
+    peek,
+    previous_is_used,
     read_checkpoint,
-    replace_file,
+    read_generation,
 )
 from fedbranch.errors import DamagedFile, UnusableRun
+from fedbranch.files import (
+    JSON,
+    append_line,
+    make_folder,
+    read_sealed,
+    replace_file,
+    seal,
+    sync,
+    unseal,
+)
 from fedbranch.records import RoundRecord
 from fedbranch.server import Server
 from fedbranch.tree import ParameterTree
@@ -52,7 +67,7 @@ __all__ = [
     "next_free_folder",
 ]
 
-SCHEMA = 1
+SCHEMA = 2
 LEFTOVERS = {"run.json.tmp", "lock"}  # of a run that a crash stopped before it began
 
 Evaluation = Mapping[str, Mapping[str, float | None]]  # client id -> metric -> value
@@ -112,7 +127,7 @@ class RunFolder:
         self.path = Path(path)
         self._lock: IO[bytes] | None = None
         try:
-            self.about: JSON = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            self.about = _read_json(self.path / "run.json", "run")
             if self.about["schema"] != SCHEMA:
                 raise UnusableRun(
                     f"{self.path} has schema {self.about['schema']!r}; this version of fedbranch "
@@ -124,7 +139,7 @@ class RunFolder:
             }
         except (FileNotFoundError, NotADirectoryError):
             raise UnusableRun(f"{self.path} is not a run folder: it has no run.json") from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (KeyError, TypeError) as error:
             raise DamagedFile(f"{self.path / 'run.json'} cannot be read: {error!r}") from error
 
     @classmethod
@@ -137,8 +152,8 @@ class RunFolder:
             has_run = (folder / "run.json").exists()
             hint = "resume it (resume=True), or choose" if has_run else "choose"
             raise UnusableRun(f"{folder} already holds something; {hint} another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / "run.json", {"schema": SCHEMA, **about})
+        make_folder(folder)
+        _write_json(folder / "run.json", "run", {"schema": SCHEMA, **about})
         return cls(folder)
 
     @classmethod
@@ -147,7 +162,8 @@ class RunFolder:
     ) -> RunFolder:
         """Start a run, or go on with one that describes the very same run, to write into it.
 
-        Nobody else can do so until it is closed.
+        Nobody else can do so until it is closed. If what was saved last is damaged, or the
+        history up to there, the run goes back to what was saved before.
 
         Parameters
         ----------
@@ -159,6 +175,18 @@ class RunFolder:
             Go on with the run in the folder if there is one.
         may_differ
             Names in ``about`` that do not have to be as they were.
+
+        Warns
+        -----
+        UsingPreviousState
+            If the run goes back.
+
+        Raises
+        ------
+        UnusableRun
+            If the folder is taken, or its run another one.
+        DamagedFile
+            If the run cannot go on from anything that was saved.
         """
         if not (resume and (Path(path) / "run.json").exists()):
             folder = cls.create(path, about)
@@ -166,16 +194,52 @@ class RunFolder:
             return folder
         folder = cls(path)
         folder._take_lock()
-        folder.clear_leftovers()
+        try:
+            folder.clear_leftovers()
+            folder._insist_on(about, may_differ)
+            folder._settle_on_a_state()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _insist_on(self, about: JSON, may_differ: Collection[str]) -> None:
         as_saved: JSON = json.loads(json.dumps(about))
         for name, value in as_saved.items():
-            if name not in may_differ and folder.about.get(name) != value:
-                folder.close()
+            if name not in may_differ and self.about.get(name) != value:
                 raise UnusableRun(
-                    f"{path} cannot be resumed: its {name} is not the one given now; "
+                    f"{self.path} cannot be resumed: its {name} is not the one given now; "
                     "resume with the same settings and clients, or choose another folder"
                 )
-        return folder
+
+    def _settle_on_a_state(self) -> None:
+        """Make the newest state that the run can go on from the current one."""
+        folder = self.path / "state"
+        if not self.has_state:
+            if self.is_complete:
+                raise DamagedFile(f"{folder} is missing, but rounds have been done")
+            return
+        try:
+            self._check_state("current")
+            return
+        except DamagedFile as error:
+            damage = error
+        if not has_previous(folder):
+            raise damage
+        try:
+            state = self._check_state("previous")
+        except DamagedFile as error:
+            raise DamagedFile(f"{damage}; and of the state before it: {error}") from error
+        # It is complete no longer, and the damaged state must not become anybody's previous one.
+        (self.path / "summary.json").unlink(missing_ok=True)
+        go_back(folder, "server")
+        warnings.warn(previous_is_used(folder, state, damage), stacklevel=4)
+
+    def _check_state(self, generation: Generation) -> JSON:
+        """Read a state and the history that led to it; raise DamagedFile if one is damaged."""
+        state, _ = read_generation(self.path / "state", "server", generation)
+        self._lines(_round_of(state))
+        return state
 
     def _take_lock(self) -> None:
         """Keep all others from writing into the folder until it is closed, or a crash does that."""
@@ -206,39 +270,37 @@ class RunFolder:
 
     def clear_leftovers(self) -> None:
         """Remove the temporary files that a crash left behind."""
-        for name in ("run.json", "history.jsonl", "summary.json", "names.json"):
+        for name in (
+            "run.json",
+            "history.jsonl",
+            "releases.jsonl",
+            "summary.json",
+            "names.json",
+        ):
             (self.path / f"{name}.tmp").unlink(missing_ok=True)
         if self.has_state:
-            clear_leftovers(self.path / "state", "server")
+            clear_leftovers(self.path / "state")
 
     @property
     def has_state(self) -> bool:
         """Whether a server has been saved."""
-        return (self.path / "state" / STATE_FILE).exists()
+        return has_checkpoint(self.path / "state")
 
     def append(self, entry: Round) -> None:
         """Add a round to the history."""
-        line = json.dumps(entry.to_json(), sort_keys=True, allow_nan=False)
-        with self._history_path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append_line(self._history_path, seal(entry.to_json()))
 
     def save_server(self, server: Server) -> None:
         """Save the server; the history up to its round is on disk when this returns."""
         if self._history_path.exists():
-            with self._history_path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(self._history_path)
         server.save(self.path / "state")
 
     def truncate_history(self, num_rounds: int) -> None:
         """Drop the rounds after a number of them, as if they had not happened."""
-        entries = self.history(num_rounds) if num_rounds else []
-        if len(entries) != num_rounds:
-            raise DamagedFile(
-                f"{self._history_path} has {len(entries)} of the {num_rounds} rounds that the saved "
-                "server has done"
-            )
-        lines = [json.dumps(e.to_json(), sort_keys=True, allow_nan=False) + "\n" for e in entries]
-        replace_file(self._history_path, "".join(lines).encode())
+        content = b"".join(line + b"\n" for line in self._lines(num_rounds))
+        if not self._history_path.exists() or self._history_path.read_bytes() != content:
+            replace_file(self._history_path, content)
 
     def set_rounds(self, rounds: int, *, num_done: int) -> None:
         """Let a run have more or fewer rounds than it was to have, of which some are done."""
@@ -246,35 +308,60 @@ class RunFolder:
             (self.path / "summary.json").unlink(missing_ok=True)
         if rounds != self.about.get("rounds"):
             self.about["rounds"] = rounds
-            _write_json(self.path / "run.json", self.about)
+            _write_json(self.path / "run.json", "run", self.about)
 
     def finish(self, summary: JSON) -> None:
         """Mark the run as complete."""
-        _write_json(self.path / "summary.json", summary)
+        _write_json(self.path / "summary.json", "summary", summary)
 
     def save_names(self, names: Mapping[str, str]) -> None:
         """Keep what people call the clients."""
         if names != self.names:
-            _write_json(self.path / "names.json", dict(names))
+            _write_json(self.path / "names.json", "names", {"names": dict(names)})
 
     # Reporting reads
 
     def history(self, num_rounds: int | None = None) -> list[Round]:
         """Read the rounds so far, or the first ones.
 
-        A last line without its end is the trace of a crash and does not count.
+        A last line without its end is the trace of a crash and does not count, unless the
+        saved server has done its round.
         """
-        if not self._history_path.exists():
+        # The state first: a run that goes on writes the history before the state.
+        state = peek(self.path / "state", "server") if self.has_state else None
+        num_done = 0 if state is None else _round_of(state)
+        lines = self._raw_lines()
+        if len(lines) < num_done:
+            raise self._too_short(len(lines), num_done)
+        return [self._parsed(line, n) for n, line in enumerate(lines[:num_rounds], start=1)]
+
+    def _raw_lines(self) -> list[bytes]:
+        try:
+            return self._history_path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
             return []
-        lines = self._history_path.read_bytes().split(b"\n")[:-1]
-        return [
-            self._parsed(line, number) for number, line in enumerate(lines[:num_rounds], start=1)
-        ]
+        except OSError as error:
+            raise DamagedFile(f"{self._history_path} cannot be read: {error.strerror}") from error
+
+    def _lines(self, num_rounds: int) -> list[bytes]:
+        """Give the lines of the first rounds, all of them there and checked."""
+        lines = self._raw_lines()[:num_rounds]
+        for number, line in enumerate(lines, start=1):
+            self._parsed(line, number)
+        if len(lines) < num_rounds:
+            raise self._too_short(len(lines), num_rounds)
+        return lines
+
+    def _too_short(self, num_lines: int, num_rounds: int) -> DamagedFile:
+        return DamagedFile(
+            f"{self._history_path} has {num_lines} of the {num_rounds} rounds that the saved "
+            "server has done"
+        )
 
     def _parsed(self, line: bytes, number: int) -> Round:
         try:
-            entry = Round.from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            entry = Round.from_json(unseal(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFile(
                 f"{self._history_path} line {number} cannot be read: {error!r}"
             ) from error
@@ -298,12 +385,9 @@ class RunFolder:
     def summary(self) -> JSON:
         """What the run came to."""
         try:
-            summary: JSON = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            return _read_json(self.path / "summary.json", "summary")
         except FileNotFoundError:
             raise UnusableRun(f"{self.path} is not complete; {self.how_to_go_on}") from None
-        except ValueError as error:
-            raise DamagedFile(f"{self.path / 'summary.json'} cannot be read: {error!r}") from error
-        return summary
 
     @property
     def names(self) -> dict[str, str]:
@@ -312,8 +396,9 @@ class RunFolder:
         if not path.exists():
             return {}
         try:
-            return {str(i): str(name) for i, name in json.loads(path.read_bytes()).items()}
-        except (ValueError, AttributeError) as error:
+            names: JSON = _read_json(path, "names")["names"]
+            return {str(client_id): str(name) for client_id, name in names.items()}
+        except (KeyError, AttributeError) as error:
             raise DamagedFile(f"{path} cannot be read: {error!r}") from error
 
     def tree(self) -> ParameterTree:
@@ -361,6 +446,19 @@ def next_free_folder(parent: str | Path, name: str) -> Path:
     return Path(parent) / f"{name}-{number}"
 
 
-def _write_json(path: Path, document: JSON) -> None:
-    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n"
-    replace_file(path, text.encode())
+def _round_of(state: JSON) -> int:
+    number = state.get("round") if isinstance(state, dict) else None
+    if type(number) is not int or number < 0:
+        raise DamagedFile(f"a saved server has done {number!r} rounds")
+    return number
+
+
+def _write_json(path: Path, kind: str, document: JSON) -> None:
+    replace_file(path, seal({**document, "kind": kind}, indent=1))
+
+
+def _read_json(path: Path, kind: str) -> JSON:
+    document = read_sealed(path)
+    if document.pop("kind", None) != kind:
+        raise DamagedFile(f"{path} cannot be read: it is another file of a run")
+    return document

@@ -16,15 +16,18 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedbranch.checkpoint import JSON, Tensors, read_checkpoint, write_checkpoint
+from fedbranch.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Case, Outcome, Weighting, examine, proposed_trials
+from fedbranch.files import JSON
+from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.messages import (
     Expected,
     Reply,
@@ -36,6 +39,8 @@ from fedbranch.messages import (
     check_losses,
     check_update,
     checked_ids,
+    one_line,
+    shortened,
 )
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.reviews import Reviews, compared_models, merged_model
@@ -73,6 +78,9 @@ class Server:
         Maps updates (num_clients, dim) and weights (num_clients,) to one vector (dim,).
     max_examples
         A reply that claims more examples is refused.
+    guard
+        What is done against hostile clients, by default :class:`Guard` with its limits; None:
+        nothing.
 
     Examples
     --------
@@ -102,6 +110,7 @@ class Server:
         num_signal: int | None = None,
         aggregate: Aggregate = weighted_mean,
         max_examples: float = 1e9,
+        guard: Guard | None = DEFAULT_GUARD,
     ) -> None:
         for name, value, allowed in [
             ("weighting", weighting, ("examples", "equal")),
@@ -117,6 +126,8 @@ class Server:
             )
         if not 0 < max_examples < math.inf:
             raise ValueError(f"max_examples is {max_examples!r}; it must be positive and finite")
+        if guard is not None and not isinstance(guard, Guard):
+            raise TypeError(f"guard is {guard!r}; pass a Guard, or None for none")
         if num_signal is not None and (compare != "signal" or operator.index(num_signal) < 1):
             raise ValueError(
                 f"num_signal is {num_signal} with compare={compare!r}; it must be at least 1, and "
@@ -129,6 +140,7 @@ class Server:
         self.num_signal = num_signal  # None: as many as parameters
         self.aggregate = aggregate
         self.max_examples = float(max_examples)
+        self.guard = guard
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
         self._on_trial: dict[str, tuple[int, int, list[int]]] = {}  # client id -> node, number
@@ -137,6 +149,7 @@ class Server:
         self._archive: dict[int, Case] = {}  # inner node -> what it remembers, if it is merged
         self._reviews = Reviews(rule)
         self._last_seen: dict[str, int] = {}  # client id -> round, as mark_present was told
+        self._set_aside: set[str] = set()  # clients whose last reply the guard set aside
         self._joined: list[str] = []
         self._left: list[str] = []
 
@@ -148,7 +161,7 @@ class Server:
     @property
     def awaited(self) -> list[str]:
         """Clients whose answers a holding cluster is waiting for: ask them first."""
-        away = self._away
+        away = self._away | self._set_aside
         return sorted(
             client_id
             for node_id, case in self._cases.items()
@@ -222,7 +235,11 @@ class Server:
             asked = case.lacking(ids & case.replies.keys())
             if asked:
                 proposed = proposed_trials(
-                    self.tree[node_id], case, aggregate=self.aggregate, weighting=self.weighting
+                    self.tree[node_id],
+                    case,
+                    aggregate=self.aggregate,
+                    weighting=self.weighting,
+                    guard=self.guard,
                 )
                 trials |= {i: proposed[i] for i in sorted(asked)}
                 self._on_trial |= {i: (node_id, len(proposed[i]), []) for i in asked}
@@ -261,18 +278,27 @@ class Server:
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         for client_id, reply in at_leaves.items():
             cases.setdefault(self.tree.position(client_id), Case()).replies[client_id] = reply
+        set_aside = self._guarded(cases)
+        refused |= set_aside
         unusable: dict[str, str] = {}  # losses, by client id
         reviewed = self._sort_losses(losses or {}, cases, unusable)
         arrivals = Counter(move.to_node for move in routed)
-        answers = Counter(self.tree.position(client_id) for client_id in at_leaves)
+        answers = Counter(
+            self.tree.position(client_id) for client_id in at_leaves if client_id not in set_aside
+        )
+        still_aside = (self._set_aside - at_leaves.keys()) | set_aside.keys()
         away = Counter(
             node_id
-            for client_id in self._away
+            for client_id in self._away | still_aside
             if (node_id := self.tree.position(client_id)) not in cases
             or client_id not in cases[node_id].replies
         )
-        outcomes = [
-            examine(
+        outcomes: list[Outcome] = []
+        num_leaves = len(self.tree.leaves)
+        for node_id, case in sorted(cases.items()):
+            if not case.replies and not case.rounds_held:
+                continue
+            outcome = examine(
                 self.tree[node_id],
                 case,
                 rule=self.rule,
@@ -281,10 +307,12 @@ class Server:
                 round=this_round,
                 num_members=self.tree.num_members(node_id) - away[node_id] + arrivals[node_id],
                 num_new=answers[node_id],
+                guard=self.guard,
+                most_groups=self._most_clusters - num_leaves + 1,
             )
-            for node_id, case in sorted(cases.items())
-            if case.replies or case.rounds_held
-        ]
+            outcomes.append(outcome)
+            if outcome.decision.verdict == "split":
+                num_leaves += len(outcome.decision.groups) - 1
         reviews = [
             self._reviews.decide(self.tree, node_id, this_round, of_node)
             for node_id, of_node in reviewed.items()
@@ -293,6 +321,7 @@ class Server:
         # Until here nothing has changed: whoever raised, the round can be tried again.
         self.round = this_round
         self._cases = cases
+        self._set_aside = still_aside
         for move in routed:  # trains, or goes on down, from the next round on
             self.tree.place(move.client_id, move.to_node)
         for outcome in outcomes:
@@ -337,7 +366,7 @@ class Server:
             return refused, replies
         pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
         count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
-        for client_id, update in sorted(pairs, key=lambda pair: str(pair[0])):
+        for client_id, update in sorted(pairs, key=lambda pair: _shown_id(pair[0])):
             try:
                 self._check_sender(client_id)
                 if count[client_id] > 1:
@@ -349,11 +378,11 @@ class Server:
                 self._check_base(client_id, update.base)
                 replies[client_id] = check_update(update, expected)
             except InvalidUpdate as error:
-                refused[str(client_id)] = str(error)
+                refused[_shown_id(client_id)] = one_line(str(error))
             except Exception as error:
                 # Objects from outside may fail in ways of their own; that is their client's
                 # problem alone.
-                refused[str(client_id)] = f"the reply cannot be read: {error!r}"
+                refused[_shown_id(client_id)] = f"the reply cannot be read: {shortened(error)}"
         return refused, replies
 
     @property
@@ -381,7 +410,7 @@ class Server:
         node = self.tree[self.tree.position(client_id)]
         if not isinstance(base, str) or base != node.base:
             raise InvalidUpdate(
-                f"computed at other parameters ({base!r}) than the client's position has now "
+                f"computed at other parameters ({shortened(base)}) than the client's position has now "
                 f"({node.base!r})"
             )
         if self._has_answered(client_id):
@@ -390,6 +419,22 @@ class Server:
     def _has_answered(self, client_id: str) -> bool:
         case = self._cases.get(self.tree.position(client_id))
         return case is not None and client_id in case.replies
+
+    def _guarded(self, cases: Mapping[int, Case]) -> dict[str, str]:
+        """Take the replies out of the cases that the guard sets aside: client id -> why."""
+        if self.guard is None:
+            return {}
+        found: dict[str, str] = {}
+        for case in cases.values():
+            for client_id, reason in self.guard.set_aside(case.replies, self._set_aside).items():
+                case.forget(client_id)
+                found[client_id] = reason
+        return found
+
+    @property
+    def _most_clusters(self) -> float:
+        most = None if self.guard is None else self.guard.max_clusters
+        return math.inf if most is None else most
 
     def _route(
         self, replies: Mapping[str, Reply], refused: dict[str, str]
@@ -404,7 +449,17 @@ class Server:
             elif not self.tree.can_route(node.id):
                 refused[client_id] = f"node {node.id} has no cached updates to be routed by"
             else:
-                child_id, similarities = self.tree.descend(node.id, reply.compared)
+                ignored = 0.0 if self.guard is None else self.guard.ignored_share
+                child_id, similarities = self.tree.descend(
+                    node.id, reply.compared, ignored_share=ignored
+                )
+                if (
+                    self.guard is not None
+                    and client_id in self._set_aside
+                    and not self.guard.knows(similarities.values(), len(reply.compared))
+                ):
+                    refused[client_id] = "set aside: the update still resembles nobody's"
+                    continue
                 routed.append(
                     Routing(
                         client_id=client_id,
@@ -442,7 +497,11 @@ class Server:
         reviewed: dict[int, dict[str, tuple[float, ...]]] = {
             node_id: {} for node_id in self._due_for_review()
         }
-        for client_id, measured in sorted(losses.items()):
+        if not isinstance(losses, Mapping):
+            raise TypeError(
+                f"losses is a {type(losses).__name__}; pass a mapping: client id -> its losses"
+            )
+        for client_id, measured in sorted(losses.items(), key=lambda pair: _shown_id(pair[0])):
             try:
                 if client_id not in self._on_trial:
                     raise InvalidUpdate("sent losses that nobody asked for")
@@ -452,7 +511,7 @@ class Server:
                 if leaf_ids and leaf_ids != present:
                     raise InvalidUpdate("sent losses for clusters that are there no longer")
             except InvalidUpdate as error:
-                refused[str(client_id)] = str(error)
+                refused[_shown_id(client_id)] = str(error)
                 continue
             if node_id in reviewed:
                 reviewed[node_id][client_id] = checked
@@ -516,6 +575,7 @@ class Server:
             self._forget_reply(client_id)
             self.tree.remove(client_id)
             self._last_seen.pop(client_id, None)
+            self._set_aside.discard(client_id)
             self._left.append(client_id)
 
     def reroute(self, client_ids: Iterable[str]) -> None:
@@ -655,6 +715,8 @@ class Server:
             "compare": self.compare,
             "num_signal": self.num_signal,
             "max_examples": self.max_examples,
+            "guard": None if self.guard is None else asdict(self.guard),
+            "set_aside": sorted(self._set_aside),
             "round": self.round,
             "asked": self._asked,
             "on_trial": {i: list(asked) for i, asked in self._on_trial.items()},
@@ -689,6 +751,7 @@ class Server:
                 num_signal=state.get("num_signal"),  # not in states of older versions
                 aggregate=aggregate,
                 max_examples=state["max_examples"],
+                guard=None if state["guard"] is None else Guard(**state["guard"]),
             )
             num_compared = server._expected.num_compared
             for node in tree:
@@ -699,6 +762,7 @@ class Server:
             server._asked = dict(state["asked"])
             server._reviews.num_done = {int(i): n for i, n in state["num_reviews"].items()}
             server._last_seen = dict(state["last_seen"])
+            server._set_aside = set(state["set_aside"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
             server._on_trial = {i: (a, b, list(c)) for i, (a, b, c) in state["on_trial"].items()}
             server._archive = {
@@ -711,3 +775,8 @@ class Server:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server
+
+
+def _shown_id(client_id: object) -> str:
+    """Name a client in the record, also if it has not even an id."""
+    return client_id if isinstance(client_id, str) else shortened(client_id)

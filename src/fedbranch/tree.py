@@ -17,15 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.checkpoint import (
-    JSON,
-    LastingTensors,
-    Tensors,
-    read_checkpoint,
-    write_checkpoint,
-)
+from fedbranch.checkpoint import LastingTensors, Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import cosine_similarity
 from fedbranch.errors import DamagedFile
+from fedbranch.files import JSON
 
 __all__ = ["Descent", "Node", "ParameterTree", "Vector", "read_only"]
 
@@ -36,7 +31,7 @@ class Descent(NamedTuple):
     """Where a client goes from an inner node, and how similar it was to each side."""
 
     child_id: int
-    similarities: dict[int, float]  # child id -> largest similarity to a cached update
+    similarities: dict[int, float]  # child id -> similarity to its cached updates
 
 
 @dataclass(eq=False)
@@ -325,7 +320,7 @@ class ParameterTree:
         """Say whether every edge below an inner node has cached updates to compare with."""
         return all(self[child_id].cached_updates for child_id in self[node_id].child_ids)
 
-    def descend(self, node_id: int, update: Vector) -> Descent:
+    def descend(self, node_id: int, update: Vector, *, ignored_share: float = 0.0) -> Descent:
         """Choose the child whose cached pre-split updates are most similar to an update.
 
         Parameters
@@ -334,6 +329,10 @@ class ParameterTree:
             An inner node.
         update
             Computed at that node's parameters; as long as the cached ones.
+        ignored_share
+            What share of a child's cached updates, the most similar ones, does not count; rounded
+            to whole updates. The paper's algorithm ignores none, and so one poisoned update can
+            attract everybody.
 
         Returns
         -------
@@ -349,7 +348,8 @@ class ParameterTree:
         for child_id in self[node_id].child_ids:
             cached = np.stack(list(self[child_id].cached_updates.values()))
             similarity = cosine_similarity(update.astype(np.float32)[None, :], cached)
-            similarities[child_id] = float(similarity.max())
+            num_ignored = min(int(ignored_share * len(cached) + 0.5), len(cached) - 1)
+            similarities[child_id] = float(np.sort(similarity[0])[-1 - num_ignored])
         return Descent(max(similarities, key=similarities.__getitem__), similarities)
 
     def assign(self, train: Callable[[Vector], Vector]) -> int:
@@ -447,7 +447,7 @@ class ParameterTree:
             for client_id, node_id in state["positions"].items():
                 tree.place(client_id, node_id)
             tree._check()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
             raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error
         return tree
 

@@ -180,7 +180,10 @@ def test_a_client_that_fails_in_a_trial_is_left_out_alone(change, caplog):
 
     assert "trials: 5 of 6 nodes sent their losses" in caplog.text
     assert sorted(result.clusters.values()) == ODD_AND_EVEN
-    assert not any(entry.record.refused for entry in result.history)
+    refused = [entry.record.refused for entry in result.history]
+    assert refused[:2] + refused[3:] == [{}, {}, {}]
+    assert all("no loss: " in reason for reason in refused[2].values())
+    assert refused[2].keys() <= {"partition-0001"}
 
 
 def test_a_reply_that_comes_twice_counts_once():

@@ -58,6 +58,19 @@ def of_another_kind(reply):
     return content
 
 
+def with_header(reply, shape, dtype="<f4"):
+    """Let the first array's bytes describe it otherwise."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    padded = header.ljust(117) + "\n"
+    data = b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode() + bytes(96)
+    content = RecordDict(dict(reply.content.items()))
+    arrays = dict(content["arrays"].items())
+    name, array = next(iter(arrays.items()))
+    arrays[name] = Array(array.dtype, array.shape, array.stype, data)
+    content["arrays"] = ArrayRecord(arrays)
+    return content
+
+
 BAD_CONTENTS = {
     "NaN": (lambda r: changed_arrays(r, with_first(poisoned)), "NaN or infinity"),
     "infinity": (lambda r: changed_arrays(r, with_first(lambda a: a + np.inf)), "NaN or infinity"),
@@ -122,6 +135,53 @@ BAD_CONTENTS = {
     "a metric that poses as a cluster's": (
         lambda r: with_metrics(r, {"num-examples": 3, "leaf-1/accuracy": 1.0}),
         "a metric is called 'leaf-1/accuracy'",
+    ),
+    "a metric with a name that is not printed": (
+        lambda r: with_metrics(r, {"num-examples": 3, "loss\x1b[2J": 1.0}),
+        "all of them printable",
+    ),
+    "a thousand metrics and one": (
+        lambda r: with_metrics(r, {"num-examples": 3, **{f"m{i}": 1.0 for i in range(1000)}}),
+        "the reply has 1,001 metrics; the limit is 1,000",
+    ),
+    "a million numbers in a metric": (
+        lambda r: with_metrics(r, {"num-examples": 3, "curve": [1.0] * 10**6}),
+        "take 8,000,",
+    ),
+    "a flood of configuration": (
+        lambda r: RecordDict({**r.content, "more": ConfigRecord({"x": b"x" * 2**21})}),
+        "names, metrics and configurations take 2,097,",
+    ),
+    "a flood of arrays beside the model": (
+        lambda r: RecordDict({**r.content, "more": ArrayRecord({"x": Array(np.zeros(2**20))})}),
+        "arrays take 8,38",
+    ),
+    "the other byte order": (
+        lambda r: changed_arrays(r, with_first(lambda a: a.astype(">f4"))),
+        "has dtype >f4",
+    ),
+    "complex numbers": (
+        lambda r: changed_arrays(r, with_first(lambda a: a.astype(np.complex64))),
+        "has dtype complex64",
+    ),
+    "fields": (
+        lambda r: changed_arrays(r, with_first(lambda a: a.astype([("x", "<f4")]))),
+        "has dtype [('x', '<f4')]",
+    ),
+    "no axes": (
+        lambda r: changed_arrays(r, with_first(lambda a: np.array(a[0, 0]))),
+        "shape ()",
+    ),
+    "a header that promises more than there is": (
+        lambda r: with_header(r, "(1000000000000, 3)"),
+        "shape (1000000000000, 3); send",
+    ),
+    "a header of objects": (lambda r: with_header(r, "(8, 3)", "|O"), "has dtype object"),
+    "whole numbers boxed in NaN": (
+        lambda r: changed_arrays(
+            r, with_first(lambda a: np.full(a.shape, 0x7FC01234, np.uint32).view(np.float32))
+        ),
+        "NaN or infinity",
     ),
     "an array with an endless name": (
         lambda r: changed_arrays(r, lambda a: {**a, "x" * 10**6: np.zeros(2, np.float32)}),
@@ -233,11 +293,56 @@ def test_a_reply_of_another_node_is_refused():
             reply.metadata.__dict__["_src_node_id"] = 12345
         return reply
 
-    result = start(make_grid(on_reply=on_reply), num_rounds=1)
+    result = start(make_grid(on_reply=on_reply), num_rounds=1, timeout=0.1)
 
     assert result.history[0].record.refused == {
         "partition-0001": "answered by another node (12345)"
     }
+
+
+def test_what_another_node_says_first_does_not_silence_the_one_that_was_asked():
+    genuine = []
+
+    def on_reply(message, reply):
+        if message.metadata.dst_node_id != BAD:
+            return reply
+        forged = Message(Error(code=2, reason="silenced"), reply_to=message)
+        forged.metadata.__dict__["_src_node_id"] = 12345
+        genuine.append(reply)
+        return forged
+
+    grid = make_grid(on_reply=on_reply)
+    pull = grid.pull_messages
+
+    def pull_messages(message_ids):
+        arrived = pull(message_ids)
+        grid._replies += genuine  # with the next look
+        genuine.clear()
+        return arrived
+
+    grid.pull_messages = pull_messages
+
+    result = start(grid, num_rounds=NUM_ROUNDS)
+
+    assert result.history == start(make_grid(), num_rounds=NUM_ROUNDS).history
+    assert not result.history[0].record.refused
+
+
+def test_a_bad_evaluation_and_its_reason_stand_in_the_history():
+    def on_reply(message, reply):
+        is_bad = message.metadata.dst_node_id == BAD and message.metadata.message_type == "evaluate"
+        return (
+            Message(Error(code=2, reason="no\n\x1b[2Jmemory"), reply_to=message)
+            if is_bad
+            else reply
+        )
+
+    result = start(make_grid(on_reply=on_reply), num_rounds=1)
+
+    assert result.history[0].record.refused == {
+        "partition-0001": "evaluation: the client failed (error 2): no ?[2Jmemory"
+    }
+    assert "partition-0001" in result.history[0].record.metrics  # its training was used
 
 
 def test_replies_in_any_order_give_the_same_bytes():

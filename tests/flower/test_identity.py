@@ -19,8 +19,8 @@ def pem(name):
     return public_key(name).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def keyed(node_id, name, **more):
-    return FakeNode(node_id=node_id, public_key=pem(name), **more)
+def keyed(node_id, key, **more):
+    return FakeNode(node_id=node_id, public_key=pem(key), **more)
 
 
 def test_a_client_is_the_fingerprint_of_its_key():
@@ -112,3 +112,28 @@ def test_a_key_that_cannot_be_read_costs_its_node_only():
 
     assert list(roster.node_ids.values()) == [6]
     assert "not a public key" in roster.refused["node-5"]
+
+
+def test_a_key_without_end_is_not_looked_at():
+    endless = FakeNode(node_id=5, public_key=b"-----BEGIN PUBLIC KEY-----" + b"A" * 20_000)
+
+    roster = identify([endless, keyed(6, "b")])
+
+    assert list(roster.node_ids.values()) == [6]
+    assert roster.refused == {"node-5": "a public key of 20,026 bytes"}
+
+
+@pytest.mark.parametrize(
+    "name", ["Clinic", " clinic ", f"key-{'0' * 32}", "node-7", "clinic\x1b[2J", "x" * 101]
+)
+def test_a_name_that_could_be_taken_for_somebody_else_is_left_out(name):
+    roster = identify([keyed(5, "a", name="clinic"), keyed(6, "b", name=name)])
+
+    assert client_id_of_key(pem("b")) not in roster.names
+    assert len(roster.node_ids) == 2  # it is who its key says, whatever it is called
+
+
+def test_names_of_their_own_are_kept():
+    roster = identify([keyed(5, "a", name="clinic"), keyed(6, "b", name="Klinik Süd")])
+
+    assert sorted(roster.names.values()) == ["Klinik Süd", "clinic"]

@@ -60,7 +60,8 @@ def assert_same_run(plain, hidden, make_initial, kind):
     assert hidden.clusters == plain.clusters
     assert hidden.assignments == plain.assignments
     for ours, theirs in zip(hidden.history, plain.history, strict=True):
-        assert ours.record.refused == theirs.record.refused == {}
+        # By who it is, not by the words: those give lengths, which a rotation keeps within rounding.
+        assert ours.record.refused.keys() == theirs.record.refused.keys()
         assert [(d.node_id, d.verdict, d.groups) for d in ours.record.decisions] == [
             (d.node_id, d.verdict, d.groups) for d in theirs.record.decisions
         ]

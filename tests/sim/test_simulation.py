@@ -335,11 +335,13 @@ def test_an_existing_run_is_never_overwritten(tmp_path):
 
 
 def test_the_folder_tells_what_the_run_tells(tmp_path):
-    run = simulate(folder=tmp_path / "run")
+    entries = []
+    run = simulate(folder=tmp_path / "run", on_round=entries.append)
     folder = RunFolder(tmp_path / "run")
 
     assert run.path == folder.path
-    assert folder.history() == run.history
+    assert folder.history() == entries
+    assert run.history == entries
     assert folder.is_complete
     assert folder.summary["clusters"] == {str(k): v for k, v in run.clusters.items()}
     assert [client["id"] for client in folder.about["clients"]] == [f"c{i}" for i in range(6)]

@@ -1,8 +1,5 @@
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -113,52 +110,6 @@ def test_a_worker_that_dies_is_an_error_that_says_so():
         engine.updates(tasks, dict.fromkeys(tasks, 1))
 
     engine.close()
-
-
-SCRIPT = """
-import os, sys, time
-import numpy as np
-import torch
-import fedbranch as fb
-
-class Slow(torch.nn.Linear):
-    def forward(self, x):
-        time.sleep(0.2)
-        return super().forward(x)
-
-def stop(entry):
-    print(" ".join(open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()), flush=True)
-
-rng = np.random.default_rng(0)
-clients = {f"c{i}": fb.ClientData((rng.normal(size=(9, 3)), rng.integers(0, 2, 9))) for i in range(4)}
-fb.fedavg(Slow(3, 2), clients, rounds=500, training=fb.LocalTraining(epochs=1),
-          engine="workers", num_workers=2, on_round=stop)
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_no_process_is_left_when_the_parent_is_ended(how):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    worker_ids = [int(number) for number in parent.stdout.readline().split()]
-
-    parent.send_signal(how)
-    parent.wait(timeout=20)
-
-    assert len(worker_ids) == 2
-    deadline = time.monotonic() + 20
-    while any(is_running(pid) for pid in worker_ids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(is_running(pid) for pid in worker_ids)
-    parent.stdout.close()
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def children():

@@ -14,8 +14,8 @@ from typing import TypeAlias, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedbranch.checkpoint import replace_file
 from fedbranch.errors import AgreementFailed, DamagedMessage, NotConfirmed
+from fedbranch.files import replace_file
 from fedbranch.flower.private import MESSAGE_TYPE, RECORD, ClientFunction, masked
 from fedbranch.privacy import Identity, Member, Roster, Secret
 

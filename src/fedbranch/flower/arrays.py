@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedbranch.checkpoint import JSON, Tensors
+from fedbranch.checkpoint import Tensors
 from fedbranch.errors import DamagedFile, InvalidUpdate
+from fedbranch.files import JSON
 from fedbranch.tree import Vector
 
 __all__ = ["HIDDEN_PARAMS", "HIDDEN_PREFIX", "Layout", "NamedArrays"]
@@ -29,6 +31,8 @@ BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 HIDDEN_PREFIX, HIDDEN_PARAMS = "fedbranch-hidden", "parameters"
 # A displacement of a whole number beyond this is nonsense, and would not fit into 64 bits.
 LARGEST_WHOLE_STEP = float(2**62)
+HEADER_BYTES = 1024  # before the numbers of an array; NumPy writes 128 as a rule
+MORE_REPLY_BYTES = 2**20
 # How Flower serialises arrays: as NumPy's files.
 NUMPY_FORMAT = "numpy.ndarray"
 READ_HEADER = {
@@ -121,6 +125,16 @@ class Layout:
     def num_buffers(self) -> int:
         """Length of the vector of buffers."""
         return sum(_num_real(array) for _, array in self._parts(are_buffers=True))
+
+    @cached_property
+    def most_reply_bytes(self) -> int:
+        """How much the arrays of a reply may take.
+
+        The model, its half difference, and as much again for what a client app may send
+        beside them, each array with a header; and a little more for small models.
+        """
+        model = sum(array.nbytes + HEADER_BYTES for array in self.initial.values())
+        return 4 * model + MORE_REPLY_BYTES
 
     @property
     def is_hidden(self) -> bool:

@@ -45,7 +45,7 @@ def exchange(
     return _replies(
         grid,
         awaited={m.metadata.message_id: m.metadata.dst_node_id for m in messages},
-        welcome={m.metadata.message_id for m in late},
+        welcome={m.metadata.message_id: m.metadata.dst_node_id for m in late},
         still_there=still_there,
         timeout_s=timeout_s,
     )
@@ -55,17 +55,19 @@ def _replies(
     grid: Grid,
     *,
     awaited: dict[str, int],  # message id -> node id
-    welcome: set[str],
+    welcome: dict[str, int],
     still_there: Callable[[], set[int]],
     timeout_s: float,
 ) -> Iterator[Message]:
     began = last_roll_call = time.monotonic()
     puller = _Puller(grid)
     while awaited:
-        for reply in puller.pull(awaited.keys() | welcome):
+        for reply in puller.pull(awaited.keys() | welcome.keys()):
             message_id = reply.metadata.reply_to_message_id
-            awaited.pop(message_id, None)
-            welcome.discard(message_id)
+            for asked in (awaited, welcome):
+                # What another node says is passed on, but the one that was asked may still come.
+                if asked.get(message_id) == reply.metadata.src_node_id:
+                    del asked[message_id]
             yield reply
         now = time.monotonic()
         if now - last_roll_call >= SECONDS_BETWEEN_ROLL_CALLS:

@@ -17,8 +17,8 @@ from fedbranch.flower.arrays import Layout, NamedArrays
 from fedbranch.flower.halves import HALF_DIFFERENCE, HALVES_KEY
 from fedbranch.flower.identity import Roster, identify
 from fedbranch.flower.logs import log
-from fedbranch.flower.replies import LONGEST_REASON, Reported, arrays_in, reported_in
-from fedbranch.messages import UpdateBatch
+from fedbranch.flower.replies import Reported, arrays_in, reported_in
+from fedbranch.messages import UpdateBatch, one_line, shortened
 from fedbranch.server import Server
 
 __all__ = ["Answer", "Asked", "Federation", "Keys", "Received"]
@@ -236,7 +236,7 @@ class Federation:
 
     def receive_metrics(self, asked: Sequence[Asked], replies: Iterable[Message]) -> Received:
         """Read the replies of clients that were to evaluate."""
-        return self._receive(asked, replies, lambda one, reply: self.reported(one.node_id, reply))
+        return self._receive(asked, replies, lambda _, reply: self.reported(reply))
 
     def receive_updates(
         self, asked: Sequence[Asked], replies: Iterable[Message]
@@ -254,7 +254,7 @@ class Federation:
             half_differences = np.zeros_like(vectors)
 
         def read(one: Asked, reply: Message) -> Reported:
-            reported = self.reported(one.node_id, reply)
+            reported = self.reported(reply)
             row = rows[one.client_id]
             arrays = arrays_in(reply, self.keys.arrays)
             half = reply.content.array_records.get(HALF_DIFFERENCE.format(self.keys.arrays))
@@ -308,11 +308,18 @@ class Federation:
         waiting = {one.id: one for one in asked}
         answers: dict[str, Answer] = {}
         refused: dict[str, str] = {}
+        forged: dict[str, str] = {}
         for reply in replies:
-            one = waiting.pop(reply.metadata.reply_to_message_id, None)
+            one = waiting.get(reply.metadata.reply_to_message_id)
             if one is None:
                 log.warning("\tignored a reply to a message that nobody waits for")
                 continue
+            sender = reply.metadata.src_node_id
+            if sender != one.node_id:  # whoever was asked may still answer
+                log.warning("\tignored what node %s says for %s", sender, one.client_id)
+                forged[one.client_id] = f"answered by another node ({sender})"
+                continue
+            del waiting[one.id]
             earlier = answers.get(one.client_id)
             if earlier is not None and earlier.asked.round > one.round:
                 continue
@@ -321,29 +328,27 @@ class Federation:
                 refused.pop(one.client_id, None)
             except Exception as error:  # objects from outside may fail in ways of their own
                 known = isinstance(error, InvalidUpdate)
-                reason = str(error) if known else f"the reply cannot be read: {error!r}"
+                reason = str(error) if known else f"the reply cannot be read: {shortened(error)}"
                 if earlier is None:
-                    refused[one.client_id] = _shortened(reason)
+                    refused[one.client_id] = one_line(reason)
+        forged = {i: reason for i, reason in forged.items() if i not in answers}
         unanswered = [
             one
             for one in waiting.values()
             if one.client_id not in answers or one.round > answers[one.client_id].asked.round
         ]
-        return Received(answers, refused, [one for one in unanswered if not one.has_expired])
+        return Received(
+            answers, forged | refused, [one for one in unanswered if not one.has_expired]
+        )
 
-    def reported(self, node_id: int, reply: Message) -> Reported:
-        """Read the numbers of a reply that this node was to give.
+    def reported(self, reply: Message) -> Reported:
+        """Read the numbers of a reply.
 
         Raises
         ------
         InvalidUpdate
-            If it failed, gave none that make sense, or another node answered.
+            If its node failed, or gave none that make sense.
         """
-        reported = reported_in(reply, self.keys.weight, self.server.max_examples)
-        if reply.metadata.src_node_id != node_id:
-            raise InvalidUpdate(f"answered by another node ({reply.metadata.src_node_id})")
-        return reported
-
-
-def _shortened(reason: str) -> str:
-    return reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+        return reported_in(
+            reply, self.keys.weight, self.server.max_examples, self.layout.most_reply_bytes
+        )

@@ -8,7 +8,8 @@ say. Flower's simulation engine has no keys; there the client is its partition.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,6 +27,9 @@ __all__ = ["NodeInfo", "Roster", "client_id_of_key", "identify"]
 
 # Nobody finds two keys with the same first 128 bits of their SHA-256.
 FINGERPRINT_DIGITS = 32
+LONGEST_KEY_BYTES = 10_000  # no sane key comes near; what is looked at is also remembered
+LONGEST_NAME = 100
+LIKE_AN_ID = re.compile("(key|node|partition)-")
 SIMULATED_KEY_BYTES = 32  # the simulation engine gives its nodes random bytes for a key
 
 
@@ -55,7 +59,8 @@ class Roster:
         Node id -> its partition, in a simulation.
     names
         Client id -> what its node was called when it was registered, if anything. For people
-        only: names need not be unique.
+        only. One that could be taken for somebody else is left out: a name that several nodes
+        have, that looks like a client id, or that cannot be printed.
     """
 
     node_ids: dict[str, int] = field(default_factory=dict)
@@ -115,6 +120,9 @@ def identify(nodes: Iterable[NodeInfo], before: Roster | None = None) -> Roster:
     node_ids: dict[str, int] = {}
     refused: dict[str, str] = {}
     for node in with_key:
+        if len(node.public_key) > LONGEST_KEY_BYTES:
+            refused[f"node-{node.node_id}"] = f"a public key of {len(node.public_key):,} bytes"
+            continue
         try:
             named.append((client_id_of_key(node.public_key), node))
         except ValueError as error:
@@ -135,8 +143,21 @@ def identify(nodes: Iterable[NodeInfo], before: Roster | None = None) -> Roster:
         refused,
         sessions={node.node_id: node.last_activated_at for node in listed},
         partitions=partitions,
-        names={i: node.name for i, node in named if i in node_ids and node.name},
+        names=_names({i: node.name for i, node in named if i in node_ids}),
     )
+
+
+def _names(given: dict[str, str]) -> dict[str, str]:
+    """Keep the names that can be printed and that cannot be taken for another client."""
+    count = Counter(name.strip().casefold() for name in given.values())
+    return {
+        client_id: name
+        for client_id, name in given.items()
+        if 0 < len(name) <= LONGEST_NAME
+        and name.isprintable()
+        and count[name.strip().casefold()] == 1
+        and not LIKE_AN_ID.match(name.strip().casefold())
+    }
 
 
 def _has_key(node: NodeInfo) -> bool:

@@ -19,7 +19,7 @@ from fedbranch.flower.agreeing import AGREED, MESSAGE_TYPE, NONE, RECORD, TAKEN
 from fedbranch.flower.exchange import exchange
 from fedbranch.flower.identity import NodeInfo
 from fedbranch.flower.logs import log
-from fedbranch.flower.replies import LONGEST_REASON
+from fedbranch.messages import one_line
 
 __all__ = ["Agreed", "agree"]
 
@@ -201,7 +201,7 @@ class _Relay:
             try:
                 self._take_down(node_id, reply)
             except Exception as error:  # objects from outside may fail in ways of their own
-                self.refused[node_id] = str(error)[:LONGEST_REASON]
+                self.refused[node_id] = one_line(str(error))
         for node_id in waiting:
             self.refused[node_id] = "no answer in time"
 

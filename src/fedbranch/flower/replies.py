@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app import MetricRecordValues as Metric
 
 from fedbranch.errors import InvalidUpdate
+from fedbranch.messages import MOST_METRICS, check_metric_name, one_line, shortened
 
 __all__ = [
     "CLUSTER_METRIC",
-    "LONGEST_REASON",
     "Reported",
     "arrays_in",
     "loss_in",
@@ -23,8 +23,7 @@ __all__ = [
     "weighted_mean_of_metrics",
 ]
 
-LONGEST_REASON = 300  # characters of a client's error that are worth keeping
-LONGEST_NAME = 100  # characters of a metric's name
+MOST_OTHER_BYTES = 2**20  # of all that is no array: names, metrics, configurations
 CLUSTER_METRIC = re.compile(r"leaf-\d+/")
 # What client apps call the loss on held-out data; the first of these that is there.
 USUAL_LOSSES = ("loss", "eval_loss", "eval-loss", "val_loss", "val-loss", "test_loss", "test-loss")
@@ -54,20 +53,34 @@ class Reported:
         return {n: v if math.isfinite(v) else None for n, v in self.scalars.items()}
 
 
-def reported_in(reply: Message, weighted_by_key: str, max_examples: float) -> Reported:
+def reported_in(
+    reply: Message, weighted_by_key: str, max_examples: float, most_array_bytes: int
+) -> Reported:
     """Read the numbers of a reply.
+
+    Parameters
+    ----------
+    reply
+        What came.
+    weighted_by_key
+        The metric that is the weight.
+    max_examples
+        The largest weight.
+    most_array_bytes
+        How much all arrays of the reply together may take.
 
     Raises
     ------
     InvalidUpdate
-        If the client failed, or does not say sensibly how much it weighs.
+        If the client failed, sends too much, or does not say sensibly how much it weighs.
     """
     if reply.has_error():
-        reason = " ".join((reply.error.reason or "no reason given").split())
+        reason = one_line(reply.error.reason or "no reason given")
         raise InvalidUpdate(f"the client failed (error {reply.error.code}): {reason}")
     if not reply.has_content():
         raise InvalidUpdate("the reply is empty")
     content = reply.content
+    _check_size(content, most_array_bytes)
     with_weight = [
         record for record in content.metric_records.values() if weighted_by_key in record
     ]
@@ -80,15 +93,16 @@ def reported_in(reply: Message, weighted_by_key: str, max_examples: float) -> Re
     weight = with_weight[0][weighted_by_key]
     if isinstance(weight, list) or not 0 < weight <= max_examples:
         raise InvalidUpdate(
-            f"{weighted_by_key!r} is {str(weight)[:80]}; it must be a number above 0 and at most "
+            f"{weighted_by_key!r} is {shortened(weight)}; it must be a number above 0 and at most "
             f"{max_examples:g}"
         )
     metrics = metrics_in(content, weighted_by_key)
     for name in metrics:
-        if len(name) > LONGEST_NAME or CLUSTER_METRIC.match(name):
+        check_metric_name(name)
+        if CLUSTER_METRIC.match(name):
             raise InvalidUpdate(
-                f"a metric is called {name[:LONGEST_NAME]!r}; call it something shorter that does "
-                "not look like a cluster's metric (leaf-3/...)"
+                f"a metric is called {name!r}; call it something that does not look like a "
+                "cluster's metric (leaf-3/...)"
             )
     try:
         scalars = {n: float(v) for n, v in metrics.items() if not isinstance(v, list)}
@@ -98,6 +112,39 @@ def reported_in(reply: Message, weighted_by_key: str, max_examples: float) -> Re
         {n: record for n, record in content.items() if not isinstance(record, ArrayRecord)}
     )
     return Reported(float(weight), scalars, without_arrays)
+
+
+def _check_size(content: RecordDict, most_array_bytes: int) -> None:
+    """Refuse a reply that is too large, before anything in it is copied or converted."""
+    array_bytes = sum(
+        len(array.data) for record in content.array_records.values() for array in record.values()
+    )
+    other_bytes = sum(map(len, content))
+    num_metrics = 0
+    for record in content.values():
+        other_bytes += sum(map(len, record))
+        if not isinstance(record, ArrayRecord):
+            other_bytes += sum(map(_num_bytes, record.values()))
+        if isinstance(record, MetricRecord):
+            num_metrics += len(record)
+    for what, num_bytes, limit in [
+        ("arrays", array_bytes, most_array_bytes),
+        ("names, metrics and configurations", other_bytes, MOST_OTHER_BYTES),
+    ]:
+        if num_bytes > limit:
+            raise InvalidUpdate(
+                f"the reply's {what} take {num_bytes:,} bytes; the limit is {limit:,}"
+            )
+    if num_metrics > MOST_METRICS:
+        raise InvalidUpdate(f"the reply has {num_metrics:,} metrics; the limit is {MOST_METRICS:,}")
+
+
+def _num_bytes(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_num_bytes, value))
+    if isinstance(value, str | bytes):
+        return len(value)
+    return max(8, value.bit_length() // 8) if isinstance(value, int) else 8
 
 
 def metrics_in(content: RecordDict, weighted_by_key: str) -> dict[str, Metric]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from flwr.app import MetricRecord
 
-from fedbranch.checkpoint import JSON, STATE_FILE, read_checkpoint, write_checkpoint
+from fedbranch.checkpoint import has_checkpoint, read_checkpoint, write_checkpoint
 from fedbranch.errors import DamagedFile
+from fedbranch.files import JSON
 from fedbranch.flower.arrays import Layout
 from fedbranch.runs import RunFolder
 
@@ -57,7 +58,7 @@ def _initial(folder: RunFolder, layout: Layout, about: JSON) -> Layout:
     if not folder.has_state and (folder.is_complete or len(folder.history()) > 1):
         raise DamagedFile(f"{folder.path / 'state'} is missing, but rounds have been done")
     path = folder.path / "initial"
-    if not folder.has_state and not (path / STATE_FILE).exists():
+    if not folder.has_state and not has_checkpoint(path):
         write_checkpoint(path, "initial model", *layout.to_state())
         return layout
     saved = Layout.from_state(*read_checkpoint(path, "initial model"))

@@ -9,15 +9,18 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedbranch.checkpoint import JSON
+from fedbranch.core.geometry import weighted_mean
 from fedbranch.errors import FederationStalled
+from fedbranch.examination import Aggregate
+from fedbranch.files import JSON
 from fedbranch.flower.arrays import Layout
 from fedbranch.flower.exchange import exchange
 from fedbranch.flower.federation import Answer, Asked, Federation, Keys
@@ -26,6 +29,8 @@ from fedbranch.flower.replies import merged, weighted_mean_of_metrics
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.saved import metrics_from_json, metrics_to_json, open_run
 from fedbranch.flower.trials import Trials
+from fedbranch.guard import DEFAULT_GUARD, Guard
+from fedbranch.messages import one_line
 from fedbranch.records import RoundRecord
 from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
@@ -51,6 +56,7 @@ class _Running:
     asked: list[Asked] = field(default_factory=list)
     late: list[Asked] = field(default_factory=list)  # asked to train in earlier rounds
     record: RoundRecord | None = None  # of the round that is under way
+    without: dict[str, str] = field(default_factory=dict)  # client id -> why no evaluation
     has_asked_for_loss_key: bool = False
     evaluation: Evaluation = field(default_factory=dict)
 
@@ -85,6 +91,11 @@ class ClusteredStrategy(Strategy):
         Decides when clusters split; by default :class:`fedbranch.AutoRule`, which needs no
         thresholds. Clients are then also asked to evaluate models that it considers, unless
         ``fraction_evaluate`` is 0.
+    aggregate
+        How the updates of a cluster become one, such as
+        :func:`fedbranch.core.robust.median`; by default their weighted mean.
+    guard
+        What is done against hostile clients; see :class:`fedbranch.Guard`. None: nothing.
     loss_key
         Which metric of an evaluation is the loss; lower is better. By default the one that is
         called so, such as ``loss``, ``eval_loss`` or ``test-loss``.
@@ -126,6 +137,8 @@ class ClusteredStrategy(Strategy):
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         rule: Rule | None = None,
+        aggregate: Aggregate = weighted_mean,
+        guard: Guard | None = DEFAULT_GUARD,
         loss_key: str | None = None,
         half_updates: bool = False,
         seed: int = 0,
@@ -144,6 +157,8 @@ class ClusteredStrategy(Strategy):
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean_of_metrics
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean_of_metrics
         self.rule = AutoRule() if rule is None else rule
+        self.aggregate = aggregate
+        self.guard = guard
         self.loss_key = loss_key
         self.half_updates = half_updates
         self.seed = seed
@@ -154,17 +169,22 @@ class ClusteredStrategy(Strategy):
         self.resume = resume
         self._running: _Running | None = None
         for name in ("fraction_train", "fraction_evaluate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1]")
+            value = getattr(self, name)
+            is_number = isinstance(value, Real)  # NaN of a Decimal cannot even be compared
+            if not is_number or not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value!r}; it must be in [0, 1]")
         for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+            value = getattr(self, name)
+            is_number = isinstance(value, Real)
+            if not is_number or not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}; it must be at least 0")
         if resume and checkpoint_dir is None:
             raise ValueError("resume=True without a checkpoint_dir; say where the run is")
 
     def summary(self) -> None:
         """Log the settings."""
         log.info("\t├──> Rule: %s", self.rule)
+        log.info("\t├──> Against hostile clients: %s", self.guard or "nothing")
         log.info(
             "\t├──> Sampling: train %.2f (at least %d), evaluate %.2f (at least %d), of at least "
             "%d nodes; seed %d",
@@ -294,7 +314,13 @@ class ClusteredStrategy(Strategy):
     def _begin(self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float) -> _Running:
         """Set up the server, or load it with everything that was before."""
         layout = Layout.of(initial_arrays, self.buffers)
-        server = Server(layout.num_params, num_buffers=layout.num_buffers, rule=self.rule)
+        server = Server(
+            layout.num_params,
+            num_buffers=layout.num_buffers,
+            rule=self.rule,
+            aggregate=self.aggregate,
+            guard=self.guard,
+        )
         folder = None
         history: list[Round] = []
         names: dict[str, str] = {}
@@ -305,13 +331,16 @@ class ClusteredStrategy(Strategy):
                 "rounds": num_rounds,
                 "seed": self.seed,
                 "rule": rule_to_state(self.rule),
+                "guard": None if self.guard is None else asdict(self.guard),
                 "model": layout.describe(),
                 "clients": [],  # nobody knows them before they come
             }
             folder, layout = open_run(self.checkpoint_dir, about, layout, resume=self.resume)
             try:
                 if folder.has_state:
-                    server = Server.load(folder.path / "state", rule=self.rule)
+                    server = Server.load(
+                        folder.path / "state", rule=self.rule, aggregate=self.aggregate
+                    )
                 folder.set_rounds(max(num_rounds, server.round), num_done=server.round)
                 folder.truncate_history(server.round)
                 history, names = folder.history(), folder.names
@@ -493,6 +522,7 @@ class ClusteredStrategy(Strategy):
         received = running.federation.receive_metrics(running.asked, replies)
         for client_id, reason in received.refused.items():
             log.warning("\tevaluate: without %s: %s", client_id, reason)
+            running.without[client_id] = one_line(f"evaluation: {reason}")
         if running.asked:
             num_answers = len(received.answers)
             log.info("\tevaluate: %d of %d nodes answered", num_answers, len(running.asked))
@@ -557,8 +587,9 @@ class ClusteredStrategy(Strategy):
         """Write the round into the history, and the state to the run folder."""
         running = self._started()
         assert running.record is not None
+        refused = running.without | running.trials.refused | dict(running.record.refused)
         entry = Round(
-            record=running.record,
+            record=replace(running.record, refused=dict(sorted(refused.items()))),
             evaluation=running.evaluation,
             aggregated={
                 stage: metrics_to_json(by_round[server_round])
@@ -571,7 +602,7 @@ class ClusteredStrategy(Strategy):
             running.folder.save_names(running.result.names)
             running.folder.append(entry)
             running.folder.save_server(running.server)
-        running.record, running.evaluation = None, {}
+        running.record, running.evaluation, running.without = None, {}, {}
 
     def _finish(self) -> None:
         """Mark the run folder as complete."""

@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from fedbranch.flower.federation import Federation
 from fedbranch.flower.halves import HALF_KEY, HALVES_KEY
 from fedbranch.flower.logs import log
-from fedbranch.flower.replies import LONGEST_REASON, loss_in
-from fedbranch.messages import Trial
+from fedbranch.flower.replies import loss_in
+from fedbranch.messages import Trial, one_line
 
 __all__ = ["AskedTrial", "Trials"]
 
@@ -44,12 +44,15 @@ class Trials:
         Which metric of a reply is the loss; None to tell by its name.
     unclear
         What the metrics of a reply without a clear loss are called; None if all were clear.
+    refused
+        Client id -> why a reply of its has no loss.
     """
 
     federation: Federation
     models: Mapping[str, tuple[Trial, ...]] = field(default_factory=dict)
     loss_key: str | None = None
     unclear: list[str] | None = None
+    refused: dict[str, str] = field(default_factory=dict)
     _asked: list[AskedTrial] = field(default_factory=list)
     _measured: dict[str, dict[int, float]] = field(default_factory=dict)
 
@@ -93,14 +96,19 @@ class Trials:
             message_id = reply.metadata.reply_to_message_id
             if message_id not in trial_ids:
                 yield reply
-            elif message_id in waiting:
+            elif message_id in waiting and (
+                waiting[message_id].node_id == reply.metadata.src_node_id
+            ):
                 self._keep(waiting.pop(message_id), reply)
+            else:
+                log.warning("\tignored a loss that nobody waits for, or of another node")
 
     def _keep(self, one: AskedTrial, reply: Message) -> None:
         try:
-            metrics = self.federation.reported(one.node_id, reply).scalars
+            metrics = self.federation.reported(reply).scalars
         except Exception as error:  # objects from outside may fail in ways of their own
-            log.warning("\tno loss from %s: %s", one.client_id, str(error)[:LONGEST_REASON])
+            self.refused[one.client_id] = one_line(f"no loss: {error}")
+            log.warning("\tno loss from %s: %s", one.client_id, one_line(str(error)))
             return
         loss = loss_in(metrics, self.loss_key)
         if loss is None:

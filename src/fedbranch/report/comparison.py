@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from fedbranch.checkpoint import JSON
+from fedbranch.files import JSON
 from fedbranch.rules import Decision
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.tree import ParameterTree

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -14,7 +17,8 @@ from fedbranch.tree import Node
 
 __all__ = ["print_comparison"]
 
-MAX_NAMED = 10  # clients that are named at a leaf
+MAX_NAMED = 10  # clients that are named at a leaf, or as refused
+MAX_REASONS = 5  # kinds of refusal that are told apart
 
 METHOD_TITLES = {
     "cfl": "CFL",
@@ -52,8 +56,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         soft_wrap=True,
     )
     if comparison.refused:
-        total = comparison.refused.total()
-        console.print(f"Refused {total} replies of {len(comparison.refused)} clients.")
+        console.print(_refusals(comparison), soft_wrap=True)
     if comparison.is_complete:
         match comparison.finds_true_groups:
             case True:
@@ -142,6 +145,40 @@ def _reasons(title: str, decisions: list[Decision], if_none: str) -> Text:
         text.append(f"\nround {decision.round}, node {decision.node_id}: ", "not bold yellow")
         text.append(decision.reason, "not bold default")
     return text
+
+
+def _refusals(comparison: Comparison) -> Text:
+    """Say how many replies were refused, of whom, and most often why."""
+    by_client = comparison.refused
+    named = [
+        f"{comparison.names.get(client_id, client_id)} ({count})"
+        for client_id, count in by_client.most_common(MAX_NAMED)
+    ]
+    more = f", and {len(by_client) - MAX_NAMED} more" if len(by_client) > MAX_NAMED else ""
+    text = Text(
+        f"Refused {_counted(by_client.total(), 'reply', 'replies')} of "
+        f"{_counted(len(by_client), 'client', 'clients')}: {', '.join(named)}{more}"
+    )
+    reasons = [reason for entry in comparison.history for reason in entry.record.refused.values()]
+    kinds = Counter(map(_kind, reasons))
+    for kind, count in kinds.most_common(MAX_REASONS):
+        example = next(reason for reason in reasons if _kind(reason) == kind)
+        text.append(f"\n{count} x ", "yellow")
+        text.append(example)
+    if len(kinds) > MAX_REASONS:
+        rest = kinds.total() - sum(count for _, count in kinds.most_common(MAX_REASONS))
+        text.append(f"\n{rest} x ", "yellow")
+        text.append("other reasons, all of them in history.jsonl")
+    return text
+
+
+def _kind(reason: str) -> str:
+    """Leave out of a reason what is different every time: numbers, and what is quoted."""
+    return re.sub(r"'[^']*'|[-+\d][\w.+-]*", "", reason)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _shown(value: float | None) -> str:

@@ -13,6 +13,7 @@ from scipy.stats import wilcoxon
 from fedbranch.core.bipartition import hierarchy
 from fedbranch.core.geometry import cosine_similarity, take_rows
 from fedbranch.core.structure import compared_halves, find_structure
+from fedbranch.rules.credibility import opposed_groups
 from fedbranch.rules.evidence import (
     Asks,
     Decision,
@@ -80,13 +81,15 @@ class AutoRule:
     2. The cluster stands still, and the clients measure, on the half of their data that a step
        was not made from, the loss after a step of all together and after one of their group.
        A one-sided Wilcoxon signed-rank test over the clients at ``error_level`` must find the
-       group's step better, and every group must gain on average.
+       group's step better, and in every group half of the clients must gain. A minority that
+       says it would lose is not believed if its updates have nothing in common with the
+       others'; see :mod:`fedbranch.rules.credibility`.
     3. The cluster splits into all groups at once.
 
     Some rounds later clients compare their leaf on held-out data with the mean of all leaves
     of the split, which is what training together would have come to. If that is significantly
     better the split is merged back to it. Otherwise clients that fare clearly better with
-    another leaf of the split move there.
+    another leaf of the split move there, unless their update at the split pointed away from it.
 
     Examinations begin after the first round. After one that ended without a split the cluster
     trains for 2, 3, 4, 6, 8, 12, ... rounds before the next, at most 25, or twice that for
@@ -272,21 +275,34 @@ class AutoRule:
                     f"{what}, but only {len(evidence.losses)} of {num_needed} needed losses came in"
                 )
             return self._split_without_losses(about, what)
-        gains = _gains(evidence.losses)
+        told_gains = _gains(evidence.losses)
+        overruled = self._overruled(evidence, told_gains)
+        gains = {
+            client_id: told_gains[client_id]
+            for group, is_overruled in zip(evidence.proposal, overruled, strict=True)
+            for client_id in group
+            if not is_overruled and client_id in told_gains
+        }
+        by_group = [[gains[i] for i in group if i in gains] for group in evidence.proposal]
+        worst = min((float(np.median(group)) for group in by_group if group), default=0.0)
         about.measured |= {
             "p_pays": _p_value(list(gains.values()), "greater"),
             "mean_gain": float(np.mean(list(gains.values()))),
             "share_better": float(np.mean([gain > 0 for gain in gains.values()])),
+            "worst_group_gain": worst,
+            "num_overruled": sum(map(len, _chosen(evidence.proposal, overruled))),
         }
-        by_group = [[gains[i] for i in group if i in gains] for group in evidence.proposal]
-        worst = min((float(np.mean(group)) for group in by_group if group), default=0.0)
-        about.measured["worst_group_gain"] = worst
         p_value, mean = about.measured["p_pays"], about.measured["mean_gain"]
         told = (
             f"after a step in its group a client's loss is lower by {mean:.3g} than after one of all "
             f"together; {about.measured['share_better']:.0%} of the clients are better off "
             f"(p = {p_value:.1g})"
         )
+        if any(overruled):
+            told += (
+                f"; {about.measured['num_overruled']} clients say that they would lose, but their "
+                "updates point elsewhere"
+            )
         if p_value <= self.error_level and worst > 0:
             return about.split(f"{what}: {told}")
         if self._others_pay(evidence, gains):
@@ -295,6 +311,25 @@ class AutoRule:
                 f"mind; {told}"
             )
         return about.train(f"{what}, but a split does not pay: {told}, worst group {worst:.3g}")
+
+    def _overruled(self, evidence: Evidence, gains: Mapping[str, float]) -> list[bool]:
+        """Find the groups that say they would lose although their updates contradict them.
+
+        Only a minority can be overruled: all such groups together, or none of them.
+        """
+        loses = [
+            bool(own) and float(np.median(own)) <= 0
+            for own in ([gains[i] for i in group if i in gains] for group in evidence.proposal)
+        ]
+        if not any(loses):
+            return loses
+        overruled = [
+            said and is_opposed
+            for said, is_opposed in zip(loses, opposed_groups(evidence), strict=True)
+        ]
+        num_overruled = sum(map(len, _chosen(evidence.proposal, overruled)))
+        is_minority = 2 * num_overruled < sum(map(len, evidence.proposal))
+        return overruled if is_minority else [False] * len(overruled)
 
     def _others_pay(self, evidence: Evidence, gains: Mapping[str, float]) -> bool:
         """Whether a few leave the others, who hardly notice.
@@ -375,7 +410,11 @@ class AutoRule:
         )
         if p_worse <= self.error_level:
             return decide("merge", f"{told} (p = {p_worse:.1g} for worse): it did not pay")
-        moves = _better_elsewhere(review.losses, place, position)
+        moves = {
+            client_id: leaf
+            for client_id, leaf in _better_elsewhere(review.losses, place, position).items()
+            if leaf not in review.opposed.get(client_id, ())
+        }
         if moves:
             told += f"; {', '.join(moves)} would be better off elsewhere and move"
         return decide("keep", told, moves)
@@ -510,6 +549,10 @@ def _p_value(gains: Sequence[float], alternative: str) -> float:
     if not any(gains):
         return 1.0
     return float(wilcoxon(gains, alternative=alternative).pvalue)
+
+
+def _chosen(groups: Groups, is_chosen: Sequence[bool]) -> list[tuple[str, ...]]:
+    return [group for group, is_it in zip(groups, is_chosen, strict=True) if is_it]
 
 
 def _sizes(groups: np.ndarray) -> str:

@@ -141,6 +141,9 @@ class Review:
     losses
         Client id -> its held-out losses: under the mean of all leaves below the node, then
         under each leaf, in the order of ``clusters``.
+    opposed
+        Client id -> the leaves on branches of the split that its update, by which it was
+        split, had nothing in common with.
     """
 
     node_id: int
@@ -148,6 +151,7 @@ class Review:
     rounds_since_split: int
     clusters: Mapping[int, Sequence[str]]
     losses: Mapping[str, tuple[float, ...]]
+    opposed: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

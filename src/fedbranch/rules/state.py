@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fedbranch.checkpoint import JSON
 from fedbranch.errors import DamagedFile
+from fedbranch.files import JSON
 from fedbranch.rules.auto import AutoRule
 from fedbranch.rules.evidence import Rule
 from fedbranch.rules.thresholds import NeverSplit, Thresholds

@@ -2,7 +2,8 @@
 
 All of them are the same server with other clusters: one (plain federated learning), one
 for each client (everybody alone), the true groups (oracle), or k whose members are chosen
-anew in every round (IFCA).
+anew in every round (IFCA). They are what the field knows under these names, and so without a
+:class:`fedbranch.Guard` unless they are given one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def fedavg(
     model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]
 ) -> Run:
     """Run plain federated averaging: one model for all."""
-    return simulate(model, clients, rule=NeverSplit(), method="fedavg", **settings)
+    return simulate(model, clients, rule=NeverSplit(), method="fedavg", **_unguarded(settings))
 
 
 def local(model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]) -> Run:
@@ -65,7 +66,9 @@ def _in_given_clusters(
         leaves = server.partition({name: [] for name in sorted(set(cluster_of.values()))})
         return {client_id: leaves[name] for client_id, name in cluster_of.items()}
 
-    return simulate(model, clients, rule=NeverSplit(), method=method, start=start, **settings)
+    return simulate(
+        model, clients, rule=NeverSplit(), method=method, start=start, **_unguarded(settings)
+    )
 
 
 def ifca(
@@ -138,8 +141,12 @@ def ifca(
         method="ifca",
         start=start,
         before_round=choose,
-        **settings,
+        **_unguarded(settings),
     )
+
+
+def _unguarded(settings: Settings) -> Settings:
+    return {"guard": None, **settings}
 
 
 def _fresh_weights(model: nn.Module, seed: int) -> nn.Module:

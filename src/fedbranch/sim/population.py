@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining, ModelState
 from fedbranch.core.geometry import to_numpy
 from fedbranch.data import ClientData, PartName
 from fedbranch.errors import ClientFailed
 from fedbranch.examination import Aggregate, Weighting
+from fedbranch.files import JSON
+from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.halves import Halves, half_rows, halves_seed
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.rules import Rule
@@ -124,7 +125,14 @@ class Population:
                 self._going[client.leaves].append(client_id)
         self._present: list[str] | None = None  # as of the round gathered last
 
-    def server_for(self, rule: Rule, *, weighting: Weighting, aggregate: Aggregate) -> Server:
+    def server_for(
+        self,
+        rule: Rule,
+        *,
+        weighting: Weighting,
+        aggregate: Aggregate,
+        guard: Guard | None = DEFAULT_GUARD,
+    ) -> Server:
         """Make a server that fits what these clients send."""
         hiding = self._hiding
         num_signal = None if hiding is None else hiding.num_signal
@@ -137,6 +145,7 @@ class Population:
             compare="signal" if by_signal else "update",
             num_signal=num_signal,
             aggregate=aggregate,
+            guard=guard,
         )
 
     def _at_hidden_models(self, engine: Engine) -> Engine:

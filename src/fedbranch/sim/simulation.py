@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from torch import nn
 
-from fedbranch.checkpoint import JSON
 from fedbranch.client import LocalTraining, evaluate
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
 from fedbranch.examination import Aggregate, Weighting
+from fedbranch.files import JSON
+from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.server import Server
@@ -43,6 +45,7 @@ class Settings(TypedDict, total=False):
     participation: float
     weighting: Weighting
     aggregate: Aggregate
+    guard: Guard | None
     evaluate_every: int
     checkpoint_every: int
     folder: str | Path | None
@@ -64,20 +67,29 @@ class Run:
     ----------
     server
         As it was after the last round.
-    history
-        Every round, with its decisions and evaluation.
     path
         The run folder, if one was asked for.
+    evaluation
+        Client id -> metrics on its held-out data under its model, at the end.
     """
 
     server: Server
-    history: list[Round]
     path: Path | None
+    evaluation: Evaluation
+    _rounds: list[Round]  # empty if they are in the folder
     _population: Population
 
     def __repr__(self) -> str:
         sizes = " + ".join(str(len(ids)) for ids in self.clusters.values())
-        return f"<Run: {len(self.history)} rounds, clusters of {sizes} clients, path {self.path}>"
+        return f"<Run: {self.server.round} rounds, clusters of {sizes} clients, path {self.path}>"
+
+    @cached_property
+    def history(self) -> list[Round]:
+        """Every round, with its decisions and evaluation; read from the run folder if there is one.
+
+        A long run with many clients would otherwise fill the memory with it.
+        """
+        return self._rounds if self.path is None else RunFolder(self.path).history()
 
     @property
     def engine(self) -> EngineChoice:
@@ -93,11 +105,6 @@ class Run:
     def clusters(self) -> dict[int, list[str]]:
         """Leaf -> ids of its clients."""
         return self.server.clusters
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """Client id -> metrics on its held-out data under its model, at the end."""
-        return next((entry.evaluation for entry in reversed(self.history) if entry.evaluation), {})
 
     @property
     def cluster_means(self) -> dict[int, dict[str, float]]:
@@ -238,6 +245,7 @@ def simulate(
     participation: float = 1.0,
     weighting: Weighting = "examples",
     aggregate: Aggregate = weighted_mean,
+    guard: Guard | None = DEFAULT_GUARD,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
     folder: str | Path | None = None,
@@ -273,6 +281,9 @@ def simulate(
         The share of the clients present that is asked in a round, in (0, 1].
     weighting, aggregate
         How updates are averaged; see :class:`fedbranch.Server`.
+    guard
+        What the server does against hostile clients; see :class:`fedbranch.Guard`. None:
+        nothing, which is what the baselines do unless they are told otherwise.
     evaluate_every
         Evaluate every client on its held-out data after each so many rounds and at the end.
     checkpoint_every
@@ -319,6 +330,15 @@ def simulate(
     Returns
     -------
     Run
+
+    Notes
+    -----
+    Ctrl-C is Python's ``KeyboardInterrupt``, as in any other function: the round is abandoned,
+    the workers end, and a note on the exception says how to go on. No signal handlers are
+    installed, since what a signal means is for the program to say that calls this: the run
+    folder is whole and the workers end also if the process is killed without warning. A
+    program that wants to unwind on SIGTERM as on Ctrl-C says so itself, with
+    ``signal.signal(signal.SIGTERM, signal.default_int_handler)``.
     """
     _check_settings(rounds, participation, evaluate_every, checkpoint_every)
     rule = AutoRule() if rule is None else rule
@@ -336,11 +356,13 @@ def simulate(
     )
     log.info("engine: %s (%s)", population.engine_choice.name, population.engine_choice.reason)
     with ExitStack() as at_the_end:
+        at_the_end.enter_context(_saying_how_to_go_on(folder))
         at_the_end.callback(population.close)
-        server = population.server_for(rule, weighting=weighting, aggregate=aggregate)
+        server = population.server_for(rule, weighting=weighting, aggregate=aggregate, guard=guard)
         home = start(server) if start is not None else {}
         run_folder: RunFolder | None = None
-        history: list[Round] = []
+        rounds_so_far: list[Round] = []  # without a folder
+        evaluation: Evaluation = {}
         if folder is not None:
             description: JSON = {
                 "method": method,
@@ -349,6 +371,7 @@ def simulate(
                 "weighting": weighting,
                 "evaluate_every": evaluate_every,
                 "rule": rule_to_state(rule),
+                "guard": None if guard is None else asdict(guard),
                 "engine": population.engine_choice.name,
                 "engine_reason": population.engine_choice.reason,
                 "about": about,
@@ -362,13 +385,13 @@ def simulate(
             if run_folder.has_state:
                 server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
             run_folder.truncate_history(server.round)
-            history = run_folder.history()
             if privacy is not None and privacy.noise is not None:
                 population.releases = Releases(run_folder.path / "releases.jsonl")
                 population.releases.go_on_after(server.round)
-        for entry in history:
-            if on_round is not None:
-                on_round(entry)
+            for entry in run_folder.history():
+                evaluation = entry.evaluation or evaluation
+                if on_round is not None:
+                    on_round(entry)
 
         while server.round < rounds:
             number = server.round + 1
@@ -386,15 +409,19 @@ def simulate(
                 num_visits=population.num_visits(tasks),
                 evaluation=population.evaluation(server.tree) if is_due else {},
             )
-            history.append(entry)
-            if run_folder is not None:
+            evaluation = entry.evaluation or evaluation
+            if run_folder is None:
+                rounds_so_far.append(entry)
+            else:
                 run_folder.append(entry)
                 if number % checkpoint_every == 0 or number == rounds:
+                    population.releases.sync()  # before the state that they belong to
                     run_folder.save_server(server)
             if on_round is not None:
                 on_round(entry)
 
-        run = Run(server, history, None if run_folder is None else run_folder.path, population)
+        path = None if run_folder is None else run_folder.path
+        run = Run(server, path, evaluation, rounds_so_far, population)
         if run_folder is not None:
             run_folder.finish(
                 {
@@ -404,6 +431,19 @@ def simulate(
                 }
             )
         return run
+
+
+@contextmanager
+def _saying_how_to_go_on(folder: str | Path | None) -> Iterator[None]:
+    """Add a line to an interruption that has left a run to go on with."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        if folder is not None and (Path(folder) / "run.json").exists():
+            interruption.add_note(
+                f"The run in {folder} can go on: call simulate as before, with resume=True"
+            )
+        raise
 
 
 def _engine_of(folder: str | Path | None, asked: EngineName) -> EngineName:

@@ -80,7 +80,8 @@ class Vectorised:
         self._reference = Reference(model, initial, clients, training, seed=seed)
         _check_shapes(clients)
         x, y = _tried_rows(clients, model)
-        with products_in(training.precision, self.device):
+        # In full precision: what TF32 rounds away would look like another result.
+        with products_in("float32", self.device):
             self.stacked = StackedModel(model, training, x, y)
         is_ignoring = _has_ignored_targets(clients)
         self.pads = self.stacked.can_pad_training and not is_ignoring

@@ -7,11 +7,14 @@ are forked: they share the model and all data with their parent, without copies.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +44,9 @@ __all__ = ["CannotFork", "Workers", "num_cores"]
 
 MEASURED_TOGETHER = 8  # clients whose models are measured by one worker in one go
 AHEAD = 2  # jobs that a worker has at hand, so that it never waits for the next one
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+SECONDS_UNTIL_OUR_TURN = 1.0
+SET_SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 class CannotFork(Exception):
@@ -185,24 +191,42 @@ class Workers:
             # A forked process has a copy of all open ends; as long as one of them is open,
             # nobody at the other end notices that this process is gone.
             others = [worker.connection for worker in self._workers]
+            # The kernel ties a child to the thread that forked it; only the main one stays.
+            is_tied = threading.current_thread() is threading.main_thread()
             process = context.Process(
-                target=_serve, args=(theirs, [ours, *others], self._work), daemon=True
+                target=_serve, args=(theirs, [ours, *others], self._work, is_tied), daemon=True
             )
-            with warnings.catch_warnings():
-                # Python warns that other threads may hold locks. Ours needs none of them: it
-                # talks through its pipe and computes with one thread.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            theirs.close()
+            # Listed before it is there: an interruption finds it, whatever moment it picks.
             self._workers.append(_Worker(process, ours))
+            # Blocked until the worker knows what to do about them: it would take them for its
+            # parent's, and tell of it on the terminal.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+            try:
+                with warnings.catch_warnings():
+                    # Python warns that other threads may hold locks. Ours needs none of them:
+                    # it talks through its pipe and computes with one thread.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+            finally:
+                theirs.close()
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         """End the processes, also in the middle of their work."""
+        try:
+            self._dismiss()
+        except BaseException:  # who presses Ctrl-C twice must not leave half of them behind
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
         for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join()
             worker.connection.close()
+            if worker.process.pid is not None:
+                worker.process.kill()  # it has nothing to clean up
+        for worker in self._workers:
+            if worker.process.pid is not None:
+                worker.process.join()
         self._workers.clear()
 
 
@@ -258,6 +282,10 @@ class _Worker:
 
     def _is_gone(self) -> ClientFailed:
         self.process.join(timeout=5)
+        if self.process.exitcode == -signal.SIGTERM:
+            # Whoever stops a whole group of processes is about to stop this one, too: then
+            # that is the reason, and no client has failed.
+            time.sleep(SECONDS_UNTIL_OUR_TURN)
         return ClientFailed(
             f"a worker process ended with exit code {self.process.exitcode} while it was training; "
             "-9 often means that the memory was used up: ask for fewer with num_workers, or take "
@@ -344,10 +372,15 @@ class _Work:
         return self._prepared[key]
 
 
-def _serve(connection: Connection, inherited: Sequence[Connection], work: _Work) -> None:
+def _serve(
+    connection: Connection, inherited: Sequence[Connection], work: _Work, is_tied: bool
+) -> None:
     """Do jobs until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    if is_tied:
+        _die_with_parent()
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
@@ -355,7 +388,7 @@ def _serve(connection: Connection, inherited: Sequence[Connection], work: _Work)
     while True:
         try:
             kind, content = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter if it has not read our results
             return
         if kind == "places":
             work.places.clear()
@@ -372,8 +405,17 @@ def _serve(connection: Connection, inherited: Sequence[Connection], work: _Work)
                 error.__cause__ = None  # it may not survive the way to the parent
             try:
                 connection.send((number, result, error))
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 return
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end us with our parent, also in the middle of a long job.
+
+    Between jobs the end of the pipe says the same; that is enough where this cannot be had.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(SET_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL)
 
 
 def _keep_memory() -> None:

@@ -1,0 +1,277 @@
+"""Single files: JSON that knows when it was changed, and writing that leaves nothing half there.
+
+A sealed document ends with the SHA-256 of all that stands before, so that a change of one bit
+is noticed. That is no signature: who can write the file can write another sum.
+
+A file is written beside its place, brought to the disk and renamed; a line is added whole or
+not at all. A disk that is full or refuses is one kind of error, after which all is as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from fedbranch.errors import CannotWrite, DamagedFile
+
+__all__ = [
+    "JSON",
+    "append_line",
+    "digest_of",
+    "holds",
+    "make_folder",
+    "open_plain",
+    "read_sealed",
+    "replace_file",
+    "seal",
+    "sync",
+    "unseal",
+]
+
+JSON = dict[str, Any]  # what json.loads gives back; there is no useful static type for it
+
+SEAL = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*\}\s*\Z')
+LONGEST_SEAL = 128  # bytes
+CHUNK_BYTES = 1 << 20
+
+
+# JSON that knows when it was changed
+
+
+def seal(document: JSON, *, indent: int | None = None) -> bytes:
+    """Give a document as one JSON object that ends with the SHA-256 of all before that.
+
+    Parameters
+    ----------
+    document
+        Not empty; NaN and infinity are refused.
+    indent
+        None for one line.
+
+    Examples
+    --------
+    >>> seal({"round": 1})[:31]
+    b'{"round": 1, "sha256": "f24d883'
+    >>> unseal(seal({"round": 1}))
+    {'round': 1}
+    """
+    assert document
+    text = json.dumps(document, sort_keys=True, indent=indent, allow_nan=False)
+    body = text.removesuffix("}").rstrip().encode()
+    digest = hashlib.sha256(body).hexdigest().encode()
+    if indent is None:
+        return body + b', "sha256": "' + digest + b'"}\n'
+    margin = b"\n" + b" " * indent
+    return body + b"," + margin + b'"sha256": "' + digest + b'"\n}\n'
+
+
+def unseal(content: bytes) -> JSON:
+    """Give back the document that :func:`seal` wrote.
+
+    Raises
+    ------
+    ValueError
+        If it was cut or changed, or never was one.
+    """
+    # Nothing is parsed before that: of what others wrote, nesting and keys may be absurd.
+    digest, num_sealed = _seal_of(content[-LONGEST_SEAL:], len(content))
+    if hashlib.sha256(memoryview(content)[:num_sealed]).hexdigest() != digest:
+        raise ValueError("it was changed: its SHA-256 is not the one recorded")
+    try:
+        document = json.loads(content.decode(), parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is too deeply nested") from None
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    del document["sha256"]
+    return document
+
+
+def read_sealed(path: Path) -> JSON:
+    """Read a file that is one sealed document.
+
+    Raises
+    ------
+    DamagedFile
+        If it was cut or changed, or never was one.
+    FileNotFoundError
+        If it is not there.
+    """
+    with open_plain(path) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        try:
+            # From its end: a file that others made may be larger than the memory.
+            file.seek(max(0, num_bytes - LONGEST_SEAL))
+            digest, num_sealed = _seal_of(file.read(LONGEST_SEAL), num_bytes)
+            file.seek(0)
+            if digest_of(file, num_sealed) != digest:
+                raise ValueError("it was changed: its SHA-256 is not the one recorded")
+            file.seek(0)
+            return unseal(file.read())
+        except ValueError as error:
+            raise DamagedFile(f"{path} cannot be read: {error}") from error
+
+
+def _seal_of(end: bytes, num_bytes: int) -> tuple[str, int]:
+    """Find the recorded SHA-256 at the end of a text, and how many bytes come before it."""
+    found = SEAL.search(end)
+    if found is None:
+        raise ValueError("it was cut or changed, or is of another version: no SHA-256 at its end")
+    return found[1].decode(), num_bytes - len(end) + found.start()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# Reading, with an eye on what is there
+
+
+def open_plain(path: Path, *, num_bytes: int | None = None, may_be_link: bool = True) -> IO[bytes]:
+    """Open a file to read it, if it is a plain one.
+
+    Parameters
+    ----------
+    path
+        The file.
+    num_bytes
+        How many it has to have; None if nobody knows.
+    may_be_link
+        Whether to follow a symbolic link.
+
+    Raises
+    ------
+    DamagedFile
+        If it is a folder, a device, a link or the like, cannot be opened, or has another size.
+    FileNotFoundError
+        If it is not there.
+    """
+    try:
+        about = path.stat() if may_be_link else path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            raise DamagedFile(f"{path} cannot be read: it is no plain file")
+        if num_bytes is not None and about.st_size != num_bytes:
+            raise DamagedFile(
+                f"{path} was cut or changed: it has {about.st_size:,} bytes instead of {num_bytes:,}"
+            )
+        return path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error.strerror}") from error
+
+
+def digest_of(file: IO[bytes], num_bytes: int) -> str:
+    """Give the SHA-256 of the next bytes of a file, without all of them in memory at once."""
+    digest = hashlib.sha256()
+    while num_bytes > 0 and (chunk := file.read(min(CHUNK_BYTES, num_bytes))):
+        digest.update(chunk)
+        num_bytes -= len(chunk)
+    return digest.hexdigest()
+
+
+def holds(path: Path, content: bytes) -> bool:
+    """Whether a file is there and has exactly this content."""
+    return path.exists() and path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+# Writing, so that nothing is half there
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, if it is not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(path, 0, error) from error
+
+
+def replace_file(path: Path, content: bytes, *, is_private: bool = False) -> None:
+    """Write a file so that its name always stands for all of the old or all of the new content.
+
+    A private one only its owner can read.
+
+    Raises
+    ------
+    CannotWrite
+        If the disk is full, or refuses for another reason; there is no temporary file then.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if is_private else os.O_TRUNC)
+    try:
+        if is_private:
+            temporary.unlink(missing_ok=True)  # of a crash; others might hold it open
+        _write(temporary, content, flags, mode=0o600 if is_private else 0o666)
+        temporary.replace(path)
+        _sync(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _cannot_write(path, len(content), error) from error
+        raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to the end of a file; all of it or nothing.
+
+    Raises
+    ------
+    CannotWrite
+        If the disk is full, or refuses for another reason; the file is as it was.
+    """
+    num_before = path.stat().st_size if path.exists() else 0
+    try:
+        _write(path, line, os.O_WRONLY | os.O_CREAT | os.O_APPEND, is_synced=False)
+    except BaseException as error:
+        with suppress(OSError):
+            os.truncate(path, num_before)
+        if isinstance(error, OSError):
+            raise _cannot_write(path, len(line), error) from error
+        raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file and its name are on the disk."""
+    try:
+        _sync(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise _cannot_write(path, path.stat().st_size, error) from error
+
+
+def _write(
+    path: Path, content: bytes, flags: int, *, mode: int = 0o666, is_synced: bool = True
+) -> None:
+    file = os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+        if is_synced:
+            os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _cannot_write(path: Path, num_bytes: int, error: OSError) -> CannotWrite:
+    return CannotWrite(
+        error.errno,
+        f"{path} cannot be written ({num_bytes:,} bytes): {error.strerror}; make room there, or "
+        "see why that folder refuses it, and go on: what was saved before is as it was",
+        str(path),
+    )

@@ -1,0 +1,87 @@
+"""Whether what clients say about their losses agrees with the updates that they sent.
+
+An update is, to first order, minus the gradient of its client's loss. If it points away from
+where the others go, going with them does not lower that loss; a client that says so
+contradicts itself. Whoever wants to keep honest clients from parting has either to send
+updates that resemble theirs, and then does little harm, or is not believed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbranch.core.geometry import cosine_similarity, take_rows, to_numpy, weighted_mean
+from fedbranch.rules.evidence import Evidence
+
+__all__ = ["least_agreement", "opposed_groups", "opposed_moves"]
+
+DEVIATIONS = 3  # of the cosine between two directions that have nothing to do with each other
+MOST = 0.1  # in few dimensions that would be any cosine
+
+
+def least_agreement(dim: int) -> float:
+    """Give the cosine below which two updates have nothing in common."""
+    bound = DEVIATIONS / math.sqrt(dim)
+    return bound if bound <= MOST else 0.0
+
+
+def opposed_groups(evidence: Evidence) -> list[bool]:
+    """Say of every proposed group whether its mean update has nothing in common with the others'.
+
+    Clients count alike, whatever weight they claim.
+    """
+    row_of = {client_id: row for row, client_id in enumerate(evidence.client_ids)}
+    rows = [[row_of[client_id] for client_id in group] for group in evidence.proposal]
+    bound = least_agreement(evidence.updates.shape[1])
+    means = [_mean(evidence, own) for own in rows]
+    everybody = range(len(rows))
+    others = [
+        _mean(evidence, sorted(row for g in everybody if g != group for row in rows[g]))
+        for group in everybody
+    ]
+    cosines = [
+        float(to_numpy(cosine_similarity(own[None, :], other[None, :]))[0, 0])
+        for own, other in zip(means, others, strict=True)
+    ]
+    return [cosine <= bound for cosine in cosines]
+
+
+def opposed_moves(
+    cached: Mapping[int, Mapping[str, NDArray[np.float32]]],
+) -> dict[str, frozenset[int]]:
+    """Say which branches of a split each of its clients had nothing in common with.
+
+    Parameters
+    ----------
+    cached
+        Branch -> client id -> its update at the split.
+
+    Returns
+    -------
+    dict
+        Client id -> the other branches that its update points away from.
+    """
+    branches = {branch: np.stack(list(own.values())) for branch, own in cached.items() if own}
+    means = {
+        branch: weighted_mean(updates, np.ones(len(updates)))
+        for branch, updates in branches.items()
+    }
+    opposed: dict[str, set[int]] = {i: set() for own in cached.values() for i in own}
+    for branch, updates in branches.items():
+        bound = least_agreement(updates.shape[1])
+        for other, mean in means.items():
+            if other != branch:
+                cosines = to_numpy(cosine_similarity(updates, mean[None, :]))[:, 0]
+                for client_id, cosine in zip(cached[branch], cosines.tolist(), strict=True):
+                    if cosine <= bound:
+                        opposed[client_id].add(other)
+    return {client_id: frozenset(branches) for client_id, branches in opposed.items()}
+
+
+def _mean(evidence: Evidence, rows: Sequence[int]) -> NDArray[np.floating]:
+    updates = take_rows(evidence.updates, rows)
+    return weighted_mean(updates, np.ones(len(rows)))

@@ -1,0 +1,58 @@
+import json
+
+import pytest
+
+from fedbranch.errors import CannotWrite, DamagedFile, FedbranchError
+from fedbranch.files import append_line, open_plain, read_sealed, replace_file, seal, unseal
+
+
+def test_every_bit_of_a_sealed_document_counts():
+    document = {"round": 3, "loss": 0.125, "name": "ä"}
+    for content in (seal(document), seal(document, indent=1)):
+        assert unseal(content) == document
+        assert json.loads(content)["loss"] == 0.125
+        for place in range(8 * len(content)):
+            changed = bytearray(content)
+            changed[place // 8] ^= 1 << place % 8
+            try:
+                assert unseal(bytes(changed)) == document  # white space at the end
+            except ValueError:
+                continue
+
+
+def test_a_sealed_file_is_read_as_it_was_written_and_named_if_it_was_changed(tmp_path):
+    path = tmp_path / "document.json"
+    replace_file(path, seal({"round": 3}))
+    assert read_sealed(path) == {"round": 3}
+
+    path.write_bytes(path.read_bytes().replace(b"3", b"4", 1))
+
+    with pytest.raises(DamagedFile, match=r"document\.json cannot be read: it was changed"):
+        read_sealed(path)
+
+
+def test_what_is_not_there_is_told_from_what_is_no_plain_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"12345")
+
+    for path in (tmp_path / "nothing", tmp_path / "file" / "inside"):
+        with pytest.raises(FileNotFoundError):
+            open_plain(path)
+    with pytest.raises(DamagedFile, match="folder cannot be read: it is no plain file"):
+        open_plain(tmp_path / "folder")
+    with pytest.raises(DamagedFile, match="it has 5 bytes instead of 6"):
+        open_plain(tmp_path / "file", num_bytes=6)
+    with open_plain(tmp_path / "file", num_bytes=5) as file:
+        assert file.read() == b"12345"
+
+
+@pytest.mark.parametrize("write_it", [replace_file, append_line])
+def test_what_cannot_be_written_says_where_how_much_and_is_an_os_error(tmp_path, write_it):
+    path = tmp_path / "nowhere" / "file"
+
+    with pytest.raises(CannotWrite, match=r"nowhere/file cannot be written \(5 bytes\)") as caught:
+        write_it(path, b"12345")
+
+    assert isinstance(caught.value, FedbranchError)
+    assert isinstance(caught.value, OSError)
+    assert (caught.value.filename, caught.value.errno) == (str(path), 2)
