@@ -23,6 +23,7 @@ test-deployment: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m deployment
 
 test-reliability: $(VENV)/installed-dev
+	$(INSTALL) --editable '.[fuzz]'
 	rm -rf build/reliability
 	FEDBRANCH_RELIABILITY=build/reliability $(VENV)/bin/pytest --numprocesses 2 tests/reliability
 	$(VENV)/bin/python -m tests.reliability.table build/reliability

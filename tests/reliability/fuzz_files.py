@@ -1,4 +1,4 @@
-"""What the file readers are fed, and how to fuzz them with atheris, where that is installed.
+"""What the file readers are fed, and how to fuzz them with atheris (extra ``[fuzz]``).
 
     python -m tests.reliability.fuzz_files [number of files]
 
