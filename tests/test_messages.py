@@ -13,12 +13,9 @@ import torch
 
 from fakes import DIM, QuadraticClients, fingerprint
 from fedbranch import NeverSplit, Server, Thresholds, Update, UpdateBatch
+from fedbranch.acceptance import Expected, check_batch, check_losses, check_update
 from fedbranch.errors import InvalidUpdate
 from fedbranch.messages import (
-    Expected,
-    check_batch,
-    check_losses,
-    check_update,
     one_line,
     replies_from_state,
     replies_to_state,

@@ -22,6 +22,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedbranch.acceptance import Expected, check_batch, check_losses, check_update
 from fedbranch.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.errors import DamagedFile, InvalidUpdate
@@ -29,15 +30,11 @@ from fedbranch.examination import Aggregate, Case, Outcome, Weighting, examine, 
 from fedbranch.files import JSON
 from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.messages import (
-    Expected,
     Reply,
     Task,
     Trial,
     Update,
     UpdateBatch,
-    check_batch,
-    check_losses,
-    check_update,
     checked_ids,
     one_line,
     shortened,

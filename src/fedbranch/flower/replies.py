@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app import MetricRecordValues as Metric
 
+from fedbranch.acceptance import MOST_METRICS, check_metric_name
 from fedbranch.errors import InvalidUpdate
-from fedbranch.messages import MOST_METRICS, check_metric_name, one_line, shortened
+from fedbranch.messages import one_line, shortened
 
 __all__ = [
     "CLUSTER_METRIC",
