@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedbranch import AutoRule, Decision, Evidence, Review, Server, Task, Update, weighted_mean
+from fedbranch.core.geometry import cosine_similarity
 from fedbranch.rules import PastRound, rule_from_state, rule_to_state
 from fedbranch.seeds import stream_seed
 
@@ -178,6 +179,21 @@ def test_with_few_clients_in_a_round_the_cluster_stands_still_for_the_others(sha
 
     assert bowls.found(server)
     assert "hold" in verdicts(records)
+
+
+def test_what_the_paper_draws_is_measured_at_every_examination():
+    server, records = Bowls("ab" * 6).run(3)
+
+    (examined,) = (d for record in records for d in record.decisions if d.asks == "losses")
+    split = {i: child for child in (1, 2) for i in server.tree[child].cached_updates}
+    updates = server.tree[1].cached_updates | server.tree[2].cached_updates
+    similarity = cosine_similarity(np.stack([updates[i] for i in sorted(updates)]))
+    groups = [split[i] for i in sorted(updates)]
+    across = np.not_equal.outer(groups, groups)
+    assert examined.measurements["cross_similarity"] == pytest.approx(similarity[across].max())
+    assert examined.measurements["separation_gap"] == pytest.approx(
+        similarity[~across].min() - similarity[across].max()
+    )
 
 
 def test_whoever_did_not_answer_is_routed_to_its_group_later():

@@ -45,6 +45,7 @@ WORDS: dict[str, Callable[[float], str]] = {
     "p_pays": lambda v: f"p = {v:.1g} that it only seems to pay",
     "p_worse": lambda v: f"p = {v:.1g} that it only seems to be worse",
     "cross_similarity": lambda v: f"the best split has cross-similarity {v:.3f}",
+    "separation_gap": lambda v: f"the groups' separation gap is {v:.2f} (the paper's g)",
     "tolerated_noise": lambda v: f"and would tolerate noise up to {v:.3f}",
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.stats import wilcoxon
 
-from fedbranch.core.bipartition import hierarchy
+from fedbranch.core.bipartition import bipartition, hierarchy, separation_gap
 from fedbranch.core.geometry import cosine_similarity, take_rows
 from fedbranch.core.structure import compared_halves, find_structure
 from fedbranch.rules.credibility import opposed_groups
@@ -199,6 +199,9 @@ class AutoRule:
             "p_structure": found.p_value,
             "p_structure_needed": found.level,
             "num_misplaced": found.num_misplaced,
+            # Nothing is decided by these two, but they are what the paper draws.
+            "cross_similarity": bipartition(halves.similarity).cross_similarity,
+            "separation_gap": separation_gap(halves.similarity, found.groups.tolist()),
         }
         what = f"{found.num_groups} groups of {_sizes(found.groups)}"
         if not found.is_clear:
