@@ -1,13 +1,15 @@
 # make demo   install, then show clustered federated learning on handwritten digits
 # make test   install, then run everything that guards the project
+# make docs   install, then build the documentation to build/docs; a warning is an error
 # make test-deployment   only what starts a Flower deployment on loopback
 # make test-reliability   kills, damaged files, floods and attacks; prints docs/reliability.md's table
 
 PYTHON ?= python3
 VENV ?= .venv
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BUILD_DOCS = $(VENV)/bin/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs
 
-.PHONY: demo test test-deployment test-reliability format figure clean
+.PHONY: demo test docs test-deployment test-reliability format figure clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/fedbranch demo
@@ -16,8 +18,13 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
+	$(BUILD_DOCS)
 	$(VENV)/bin/pytest --numprocesses 2 -m 'not deployment and not reliability'
 	$(VENV)/bin/pytest -m deployment
+
+docs: $(VENV)/installed-dev
+	$(BUILD_DOCS)
+	@echo "The documentation is in build/docs/index.html"
 
 test-deployment: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m deployment
