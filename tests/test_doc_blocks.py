@@ -56,8 +56,9 @@ def blocks_of(page):
 
 
 def readme(names, folder, monkeypatch):
-    from flower.federations import make_grid, make_model
     from flwr.app import ArrayRecord
+
+    from flower.federations import make_grid, make_model
 
     def hospital(seed, is_reversed):
         x = np.random.default_rng(seed).normal(size=(80, 5)).astype(np.float32)
@@ -81,7 +82,6 @@ def readme(names, folder, monkeypatch):
 def data(names, folder, monkeypatch):
     """The published sets are small ones here, in the true formats."""
     import data.small_sets as small
-
     from fedbranch.data.sources import images, texts
 
     for module, name, small_set in [
@@ -104,12 +104,12 @@ def data(names, folder, monkeypatch):
 
 
 def flower(names, folder, monkeypatch):
-    from flower.federations import make_client_app, make_clients, make_grid, make_model
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 
     from fedbranch.flower import ClusteredStrategy
     from fedbranch.flower.testing import FakeGrid, FakeNode
+    from flower.federations import make_client_app, make_clients, make_grid, make_model
 
     arrays = ArrayRecord(make_model().state_dict())
     names.update(grid=make_grid(), arrays=arrays, client_id="partition-0000")
@@ -154,13 +154,13 @@ def privacy(names, folder, monkeypatch):
     import math
 
     import torch
-    from flower.federations import make_client_app, make_clients, make_model
     from flwr.app import ArrayRecord
     from flwr.clientapp import ClientApp
 
     from fedbranch.flower import reveal
     from fedbranch.flower.testing import FakeGrid, FakeNode
     from fedbranch.privacy import Identity
+    from flower.federations import make_client_app, make_clients, make_model
 
     yield
     names.update(

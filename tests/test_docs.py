@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 PUBLIC_MODULES = [
     "fedbranch",
-    *(f"fedbranch.core.{name}" for name in ("bipartition", "geometry", "robust", "structure", "theory")),
+    *(
+        f"fedbranch.core.{name}"
+        for name in ("bipartition", "geometry", "robust", "structure", "theory")
+    ),
     *(f"fedbranch.{name}" for name in ("data", "errors", "flower", "privacy", "sim")),
 ]
 
@@ -81,7 +84,11 @@ def test_every_dependency_has_its_reason():
 def test_the_api_reference_has_every_public_name():
     pages = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     whole = set(re.findall(r"automodule:: ([\w.]+)", pages))
-    listed = set(re.findall(r"(?:autoclass|autofunction|autodata|automodule|data):: [\w.]*?(\w+)$", pages, re.M))
+    listed = set(
+        re.findall(
+            r"(?:autoclass|autofunction|autodata|automodule|data):: [\w.]*?(\w+)$", pages, re.M
+        )
+    )
     listed |= {name for module in whole for name in import_module(module).__all__}
 
     for module in PUBLIC_MODULES:
