@@ -13,8 +13,7 @@ function splitMarks(run) {
   const splits = run.nodes.filter((node) => node.split_in_round !== null);
   return splits.map((node) => ({
     round: node.split_in_round,
-    text: splits.length > 1 ? `${node.id} splits` : "split",
-    isNamed: splits.length <= 3,
+    text: node.parent === null ? "split" : `node ${node.id} splits`,
   }));
 }
 
@@ -42,7 +41,7 @@ function metricLines(run, metric) {
       lines.push({
         title: clientName(run, index), rounds: series.rounds, values: clients[index],
         look: { ...looks.get(run.clients.leaf[index]) ?? NEUTRAL, dash: "" },
-        isThin: true, inLegend: false,
+        isThin: true,
       });
     }
   }
@@ -123,56 +122,48 @@ const normsInSight = (run) =>
     .map(([id, series]) => [Number(id), series])
     .filter(([id]) => nodesOf(run).has(id) && isInSight(run, id));
 
-function drawGap(run) {
-  const lines = [];
-  for (const [id, series] of normsInSight(run)) {
-    const name = clusterName(nodesOf(run).get(id));
+/** A solid line and its dashed partner for each node, where there is something to draw. */
+function pairedLines(run, solid, dashed, hasDots) {
+  return normsInSight(run).flatMap(([id, series]) => {
+    if (![...series[solid], ...series[dashed]].some((value) => value !== null)) return [];
     const look = { ...looksOf(run).get(id), dash: "" };
-    if (series.gap?.some((value) => value !== null)) {
-      lines.push({ title: `${name}, gap`, rounds: series.rounds, values: series.gap, look, hasDots: true });
-    }
-    if (series.cross?.some((value) => value !== null)) {
-      lines.push({
-        title: `${name}, cross-similarity`, rounds: series.rounds, values: series.cross, look,
-        isDashed: true, hasDots: true,
-      });
-    }
-  }
+    const common = { title: clusterName(nodesOf(run).get(id)), rounds: series.rounds, look, hasDots };
+    const partner = { ...common, values: series[dashed], isDashed: true };
+    return [{ ...common, values: series[solid], partner, node: id }, partner];
+  });
+}
+
+const pairWords = (lines) => listedShortly(
+  lines.filter((line) => line.partner).map((line) =>
+    `${line.title} was last at ${shown(lastOf(line.values))} and ${shown(lastOf(line.partner.values))}`), 3);
+
+function drawGap(run) {
+  const lines = pairedLines(run, "gap", "cross", true);
   byId("gap-figure").hidden = !lines.length;
   if (!lines.length) return training.charts.delete(byId("gap"));
   const words =
     "The gap between similarities inside and across the best cut (solid), and the largest similarity " +
-    `across it (dashed), whenever a cluster was examined: ${
-      listedShortly(lines.map((line) => `${line.title} was last ${shown(lastOf(line.values))}`), 4)}.`;
+    `across it (dashed), whenever a cluster was examined: ${pairWords(lines)}.`;
   new Plot(byId("gap"), training, {
-    label: words, height: 170, ...rangeOfRounds(run), lines, marks: splitMarks(run), isZeroLine: true,
+    label: words, height: 180, ...rangeOfRounds(run), lines, marks: splitMarks(run), isZeroLine: true,
+    keys: [{ title: "gap" }, { title: "cross-similarity", isDashed: true }],
   });
   byId("gap-words").textContent = words;
 }
 
 function drawNorms(run) {
-  const lines = [];
-  const inSight = normsInSight(run);
-  for (const [id, series] of inSight) {
-    const name = clusterName(nodesOf(run).get(id));
-    const look = { ...looksOf(run).get(id), dash: "" };
-    lines.push({ title: `${name}, mean`, rounds: series.rounds, values: series.mean, look });
-    lines.push({
-      title: `${name}, longest`, rounds: series.rounds, values: series.max, look, isDashed: true,
-    });
-  }
+  const lines = pairedLines(run, "mean", "max", false);
   byId("norms-figure").hidden = !lines.length;
   if (!lines.length) return training.charts.delete(byId("norms"));
   const values = lines.flatMap((line) => line.values).filter((value) => value > 0);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const words =
     "Length of a cluster's mean update (solid) and of its longest (dashed). A cluster whose mean is " +
-    "short while single updates stay long pulls in different directions. " +
-    listedShortly(inSight.map(([id, s]) =>
-      `${clusterName(nodesOf(run).get(id))}: last ${shown(lastOf(s.mean))} and ${shown(lastOf(s.max))}`), 4) + ".";
+    `short while single updates stay long pulls in different directions. ${pairWords(lines)}.`;
   new Plot(byId("norms"), training, {
     label: words, height: 190, ...rangeOfRounds(run), lines, marks: splitMarks(run),
     isLog: values.length > 0 && high / low > 5,
+    keys: [{ title: "mean update" }, { title: "longest update", isDashed: true }],
   });
   byId("norms-words").textContent = words;
 }

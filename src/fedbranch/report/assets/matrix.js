@@ -113,7 +113,7 @@ function paintMatrix() {
 }
 
 function drawScale() {
-  const width = 220;
+  const width = 240;
   const stops = [-1, -0.5, 0, 0.5, 1];
   const theme = theTheme();
   const gradient = draw("linearGradient", { id: "cosines" }, stops.map((c) =>
@@ -122,10 +122,10 @@ function drawScale() {
     draw("svg", { width, height: 30, viewBox: `0 0 ${width} 30`, role: "img", "aria-label":
         "Colours: orange for cosine −1, neutral for 0, blue for 1" },
       gradient,
-      draw("rect", { x: 10, y: 2, width: width - 20, height: 10, fill: "url(#cosines)", class: "scale" }),
+      draw("rect", { x: 20, y: 2, width: width - 40, height: 10, fill: "url(#cosines)", class: "scale" }),
       [-1, 0, 1].map((c) => draw("text", {
-        class: "tick", x: 10 + ((c + 1) / 2) * (width - 20), y: 26, "text-anchor": "middle",
-      }, c === -1 ? "−1" : c === 1 ? "cosine 1" : "0"))));
+        class: "tick", x: 20 + ((c + 1) / 2) * (width - 40), y: 26, "text-anchor": "middle",
+      }, c === 0 ? "cosine 0" : c === 1 ? "1" : "−1"))));
 }
 
 /** The mean cosine inside and between the new clusters, in words and as a table. */

@@ -50,8 +50,9 @@ function tickText(value) {
 
 /**
  * One chart. `spec`: label (for those who do not see it), height, from and to (rounds), isLog,
- * lines [{title, rounds, values, look, isDotted, isThin, isFaint, hasDots, node, inLegend}],
- * bands [{rounds, low, high, look}], marks [{round, text}], isZeroLine.
+ * lines [{title, rounds, values, look, isDotted, isDashed, isThin, isFaint, hasDots, node,
+ * partner}], bands [{rounds, low, high, look}], marks [{round, text}], keys [{title, isDashed}],
+ * isZeroLine. A thin line has no entry in the legend; a partner's value stands beside its line's.
  */
 class Plot {
   constructor(element, group, spec) {
@@ -107,7 +108,7 @@ class Plot {
       "aria-label": `${spec.label} Left and right arrow keys read single rounds.`,
     });
     this.drawAxes(svg);
-    for (const mark of spec.marks ?? []) this.drawMark(svg, mark);
+    this.drawMarks(svg);
     for (const band of spec.bands ?? []) svg.append(this.bandPath(band));
     // The faint and the thin first, so that what matters is on top.
     const order = (line) => (line.isThin ? 0 : line.isFaint ? 1 : line.isDotted ? 2 : 3);
@@ -116,7 +117,8 @@ class Plot {
       class: "cursor", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden",
     });
     this.cursorDots = draw("g", { class: "cursor-dots" });
-    svg.append(this.cursorLine, this.cursorDots);
+    this.cursorName = draw("text", { class: "cursor-name", y: MARGIN.top + 10 });
+    svg.append(this.cursorLine, this.cursorDots, this.cursorName);
     this.listen(svg);
     this.legend = this.makeLegend();
     const hadFocus = this.element.contains(document.activeElement) && document.activeElement.tagName;
@@ -152,21 +154,21 @@ class Plot {
         String(tick)));
     }
     svg.append(draw("text", {
-      class: "tick unit", x: width - MARGIN.right, y: height - 0.5, "text-anchor": "end",
+      class: "tick unit", x: MARGIN.left - 8, y: bottom + 16, "text-anchor": "end",
     }, "round"));
   }
 
-  drawMark(svg, mark) {
-    const at = this.x(mark.round);
-    svg.append(draw("line", {
-      class: "mark", x1: at, x2: at, y1: MARGIN.top - 4, y2: this.height - MARGIN.bottom,
-    }, draw("title", {}, mark.text)));
-    if (mark.isNamed) {
-      const isRight = at > this.width * 0.75;
-      svg.append(draw("text", {
-        class: "tick mark-name", x: at + (isRight ? -3 : 3), y: MARGIN.top - 7,
-        "text-anchor": isRight ? "end" : "start",
-      }, mark.text));
+  drawMarks(svg) {
+    let free = 0; // where the last name ends
+    for (const mark of [...(this.spec.marks ?? [])].sort((a, b) => a.round - b.round)) {
+      const at = this.x(mark.round);
+      svg.append(draw("line", {
+        class: "mark", x1: at, x2: at, y1: MARGIN.top - 4, y2: this.height - MARGIN.bottom,
+      }, draw("title", {}, mark.text)));
+      const length = 6.2 * mark.text.length + 8;
+      if (at < free || at + length > this.width) continue;
+      svg.append(draw("text", { class: "tick", x: at + 3, y: MARGIN.top - 7 }, mark.text));
+      free = at + length;
     }
   }
 
@@ -180,7 +182,7 @@ class Plot {
     const dots = [];
     line.values.forEach((value, i) => {
       if (value === null || value === undefined || (this.spec.isLog && value <= 0)) {
-        isOpen = false;
+        isOpen = isOpen && line.hasDots; // dots are what was measured, whatever lies between
         return;
       }
       const [px, py] = [this.x(line.rounds[i]).toFixed(1), this.y(value).toFixed(1)];
@@ -217,11 +219,15 @@ class Plot {
 
   makeLegend() {
     this.valueSpans = [];
-    const entries = this.spec.lines.filter((line) => line.inLegend !== false).map((line) => {
-      const value = make("span", { class: "value" });
+    const partners = new Set(this.spec.lines.map((line) => line.partner));
+    const told = this.spec.lines.filter((line) => !line.isThin && !partners.has(line));
+    const keys = (this.spec.keys ?? []).map((key) =>
+      make("span", { class: "entry key" },
+        swatch({ ...NEUTRAL, dash: key.isDashed ? "5 4" : "" }), make("span", {}, key.title)));
+    const entries = told.map((line) => {
+      const value = make("span", { class: line.partner ? "value two" : "value" });
       this.valueSpans.push([line, value]);
-      const look = line.isDashed ? { ...line.look, dash: "5 4" } : line.look;
-      const content = [swatch(look, line.isDotted), make("span", {}, line.title), value];
+      const content = [swatch(line.look, line.isDotted), make("span", {}, line.title), value];
       return line.node === undefined
         ? make("span", { class: "entry" }, content)
         : make("button", {
@@ -229,8 +235,7 @@ class Plot {
             "aria-pressed": String(state.node === line.node), onclick: () => select(line.node),
           }, content);
     });
-    this.roundSpan = make("span", { class: "entry round" });
-    return make("div", { class: "legend" }, this.roundSpan, entries);
+    return make("div", { class: "legend" }, keys, entries);
   }
 
   listen(svg) {
@@ -268,19 +273,27 @@ class Plot {
 
   showCursor(round) {
     this.cursorDots.replaceChildren();
-    this.roundSpan.textContent = round === null ? "" : `round ${round}`;
+    this.cursorName.textContent = round === null ? "" : `round ${round}`;
     for (const [, span] of this.valueSpans) span.textContent = "";
     this.cursorLine.setAttribute("visibility", round === null ? "hidden" : "visible");
     if (round === null) return;
     this.cursorLine.setAttribute("x1", this.x(round));
     this.cursorLine.setAttribute("x2", this.x(round));
+    const isRight = this.x(round) > this.width - 80;
+    this.cursorName.setAttribute("x", this.x(round) + (isRight ? -5 : 5));
+    this.cursorName.setAttribute("text-anchor", isRight ? "end" : "start");
     for (const [line, span] of this.valueSpans) {
-      const value = line.values[line.rounds.indexOf(round)] ?? null;
-      span.textContent = value === null ? "" : shown(value);
-      if (value === null || line.isFaint || (this.spec.isLog && value <= 0)) continue;
-      this.cursorDots.append(draw("circle", {
-        cx: this.x(round), cy: this.y(value), r: 3.5, style: { fill: line.look.colour },
-      }));
+      const texts = [];
+      for (const each of line.partner ? [line, line.partner] : [line]) {
+        const value = each.values[each.rounds.indexOf(round)] ?? null;
+        if (value === null) continue;
+        texts.push(shown(value));
+        if (each.isFaint || (this.spec.isLog && value <= 0)) continue;
+        this.cursorDots.append(draw("circle", {
+          cx: this.x(round), cy: this.y(value), r: 3.5, style: { fill: each.look.colour },
+        }));
+      }
+      span.textContent = texts.join(" / ");
     }
   }
 

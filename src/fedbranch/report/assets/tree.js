@@ -1,8 +1,8 @@
 // The tree of clusters, from left to right: area for clients, colour for cluster.
 
-const COLUMN = 118;
-const LARGEST = 22; // radius of the largest circle
+const LARGEST = 24; // radius of the largest circle
 const SMALLEST = 6;
+const LABEL = 190; // beside the leaves
 
 const clusterName = (node) =>
   node.parent === null && !isLeaf(node) ? "All clients" : `${isLeaf(node) ? "Cluster" : "Node"} ${node.id}`;
@@ -28,9 +28,9 @@ function layoutOf(run) {
   const most = Math.max(1, ...run.nodes.map((node) => node.num_clients));
   const radius = (node) => Math.max(SMALLEST, LARGEST * Math.sqrt(node.num_clients / most));
   const largestLeaf = Math.max(...leaves.map((id) => radius(nodesOf(run).get(id))));
-  const row = Math.max(38, 2 * largestLeaf + 8);
+  const row = Math.max(leaves.length > 8 ? 38 : 52, 2 * largestLeaf + 8);
   const places = new Map();
-  leaves.forEach((id, i) => places.set(id, { y: 28 + i * row }));
+  leaves.forEach((id, i) => places.set(id, { y: 40 + i * row }));
   const middle = (node) => {
     if (places.has(node.id)) return places.get(node.id).y;
     const ys = node.children.map((id) => middle(nodesOf(run).get(id)));
@@ -40,14 +40,16 @@ function layoutOf(run) {
   };
   for (const node of run.nodes) if (depths.has(node.id)) middle(node);
   const deepest = Math.max(...depths.values());
+  const room = (byId("tree").clientWidth - LABEL - 40) / Math.max(1, deepest);
+  const column = Math.max(76, Math.min(190, room));
   for (const [id, place] of places) {
-    place.x = 30 + depths.get(id) * COLUMN;
+    place.x = 32 + depths.get(id) * column;
     place.r = radius(nodesOf(run).get(id));
   }
   return {
-    places, leaves,
-    width: 30 + deepest * COLUMN + 190,
-    height: 56 + (leaves.length - 1) * row,
+    places, column,
+    width: 32 + deepest * column + LABEL,
+    height: 84 + (leaves.length - 1) * row,
   };
 }
 
@@ -65,7 +67,7 @@ function nodeWords(run, node, metric) {
 function drawTree() {
   const run = theRun();
   const metric = theMetric();
-  const { places, width, height } = layoutOf(run);
+  const { places, column, width, height } = layoutOf(run);
   const looks = looksOf(run);
   const svg = draw("svg", {
     width, height, viewBox: `0 0 ${width} ${height}`, class: "tree",
@@ -75,7 +77,7 @@ function drawTree() {
     const from = places.get(node.id);
     for (const id of node.children) {
       const to = places.get(id);
-      const bend = from.x + COLUMN * 0.5;
+      const bend = from.x + column * 0.5;
       svg.append(draw("path", {
         d: `M${from.x} ${from.y}C${bend} ${from.y} ${bend} ${to.y} ${to.x} ${to.y}`,
         class: isInSight(run, id) ? "edge" : "edge faint",
