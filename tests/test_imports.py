@@ -45,7 +45,9 @@ MAY_SEE = {
     "experiment": {
         "client", "data", "errors", "files", "rules", "runs", "settings", "sim",
     },
-    "report": {"data", "files", "report", "rules", "runs", "tree"},
+    "report": {
+        "core", "data", "errors", "files", "front", "records", "report", "rules", "runs", "tree",
+    },
     "__main__": {"cli"},
     "cli": {"data", "errors", "experiment", "front", "privacy", "report", "runs"},
 }  # fmt: skip

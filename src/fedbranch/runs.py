@@ -403,11 +403,15 @@ class RunFolder:
 
     def tree(self) -> ParameterTree:
         """Load the parameter tree as it was saved last."""
+        return self.saved_tree()[0]
+
+    def saved_tree(self) -> tuple[ParameterTree, int]:
+        """Load the parameter tree as it was saved last, and say after which round that was."""
         if not self.has_state:
             raise UnusableRun(f"{self.path} has saved nothing yet; {self.how_to_go_on}")
         state, files = read_checkpoint(self.path / "state", "server")
         try:
-            return ParameterTree.from_state(state["tree"], files)
+            return ParameterTree.from_state(state["tree"], files), _round_of(state)
         except (KeyError, TypeError) as error:
             raise DamagedFile(f"{self.path / 'state'} holds no tree: {error!r}") from error
 
