@@ -83,6 +83,7 @@ def data(names, folder, monkeypatch):
     """The published sets are small ones here, in the true formats."""
     import data.small_sets as small
     from fedbranch.data.sources import images, texts
+    from fedbranch.sim import mlp
 
     for module, name, small_set in [
         (images, "MNIST", small.small_mnist()),
@@ -97,6 +98,12 @@ def data(names, folder, monkeypatch):
     small.put(sets / "ag_news", {f"{part}.csv": small.news_csv(part) for part in small.ARTICLES})
     small.put(sets / "shakespeare", {"roles.jsonl": small.roles_jsonl()})
     monkeypatch.setenv("FEDBRANCH_DATA", str(sets))
+    yield
+    assert fb.simulate(mlp([4], 2, hidden=[], seed=0), names["clients"], rounds=1).evaluation
+    yield
+    assert fb.simulate(names["model"], names["wards"], rounds=1).clusters
+    yield
+    assert {client.group for client in names["clients"].values()} == {"0", "1", "2"}
     yield
     assert names["x"].dtype == np.uint8  # the last that was read: raw
     assert len(names["texts"]) == len(names["topics"])
