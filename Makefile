@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-BUILD_DOCS = $(VENV)/bin/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs
+BUILD_DOCS = $(VENV)/bin/python -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
 
 .PHONY: demo test docs test-deployment test-reliability format figure clean
 
