@@ -17,7 +17,7 @@ function columnsOf(run, metric) {
     { key: "client", title: "client", ...text((i) => clientName(run, i)) },
     {
       key: "cluster", title: "cluster", value: (i) => clients.leaf[i],
-      text: (i) => pathTo(run, clients.leaf[i]).join(" › "),
+      text: (i) => (clients.leaf[i] === null ? "–" : pathTo(run, clients.leaf[i]).join(" › ")),
     },
   ];
   if (has(clients.group)) columns.push({ key: "group", title: "true group", ...text((i) => clients.group[i]) });
@@ -43,7 +43,7 @@ function rowsOf(run, columns) {
     ? clients.ids.map((_, i) => i) : nodesOf(run).get(state.node).clients;
   const query = state.query.trim().toLowerCase();
   const matches = (i) =>
-    [clients.ids[i], clients.names[i], clients.group[i], `cluster ${clients.leaf[i]}`]
+    [clients.ids[i], clients.names[i], clients.group[i], clients.leaf[i] === null ? null : `cluster ${clients.leaf[i]}`]
       .some((text) => text !== null && String(text).toLowerCase().includes(query));
   const rows = query ? all.filter(matches) : [...all];
   const column = columns.find((c) => c.key === state.sort.column) ?? columns[0];
@@ -110,7 +110,7 @@ function rowOf(run, columns, i) {
       const isNamed = run.clients.names[i] !== null && run.clients.names[i] !== id;
       return make("th", { scope: "row", title: isNamed ? id : null }, column.text(i));
     }
-    if (column.key === "cluster") {
+    if (column.key === "cluster" && run.clients.leaf[i] !== null) {
       return make("td", {}, swatch(looksOf(run).get(run.clients.leaf[i]) ?? NEUTRAL), " ", column.text(i));
     }
     if (column.key === "refused" && run.clients.refused[i]) {
