@@ -122,9 +122,9 @@ class Plot {
     svg.append(this.cursorLine, this.cursorDots, this.cursorName);
     this.listen(svg);
     this.legend = this.makeLegend();
-    const hadFocus = this.element.contains(document.activeElement) && document.activeElement.tagName;
-    this.element.replaceChildren(svg, this.legend);
-    if (hadFocus === "svg") svg.focus({ preventScroll: true });
+    const scrolled = this.element.querySelector(".legend")?.scrollTop ?? 0;
+    refill(this.element, svg, this.legend);
+    this.legend.scrollTop = scrolled;
   }
 
   drawAxes(svg) {

@@ -76,13 +76,11 @@ function drawTable() {
     `${counted(rows.length, "client")}${rows.length === run.clients.ids.length ? "" : ` of ${whole(run.clients.ids.length)}`}` +
     (numPages > 1 ? `, ${whole(from + 1)} to ${whole(from + visible.length)} shown` : "");
 
-  const focused = byId("table").contains(document.activeElement) ? document.activeElement.dataset.focus : null;
-  byId("table").replaceChildren(
+  refill(byId("table"),
     make("table", { class: "clients" },
       make("caption", { class: "unseen" }, "Clients; the headings sort"),
       make("thead", {}, make("tr", {}, columns.map(headingOf))),
       make("tbody", {}, visible.flatMap((i) => rowOf(run, columns, i)))));
-  if (focused) byId("table").querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   drawPages(numPages);
 }
 
@@ -146,7 +144,7 @@ function drawPages(numPages) {
       byId("table").focus({ preventScroll: true });
     },
   }, title);
-  byId("pages").replaceChildren(...(numPages < 2 ? [] : [
+  refill(byId("pages"), ...(numPages < 2 ? [] : [
     turn("Previous", state.page - 1, state.page > 0),
     make("span", {}, `page ${state.page + 1} of ${numPages}`),
     turn("Next", state.page + 1, state.page < numPages - 1),

@@ -92,10 +92,7 @@ function drawTree() {
     button.setAttribute("tabindex", node.id === focusable ? "0" : "-1");
     svg.append(button);
   }
-  const holder = byId("tree");
-  const focused = holder.contains(document.activeElement) ? document.activeElement.dataset.node : null;
-  holder.replaceChildren(svg);
-  if (focused) holder.querySelector(`[data-node="${focused}"]`)?.focus({ preventScroll: true });
+  refill(byId("tree"), svg);
   drawTreeWords(run, metric);
 }
 
