@@ -38,7 +38,7 @@ HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>",
 
 @pytest.fixture(scope="module")
 def browser():
-    found = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    found = shutil.which(os.environ.get("CHROMIUM") or "chromium")
     assert found, "there is no chromium here; install it, or name one with CHROMIUM=..."
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
