@@ -36,7 +36,9 @@ def made_run(
         of_node = node["clients"]
         node["last"] = {m: round(float(np.mean(np.take(v, of_node))), 4) for m, v in last.items()}
         node["plain"] = {m: round(float(np.mean(np.take(v, of_node))), 4) for m, v in plain.items()}
-        node["groups"] = {g: n for g in groups.values() if (n := sum(group[i] == g for i in of_node))}
+        node["groups"] = {
+            g: n for g in groups.values() if (n := sum(group[i] == g for i in of_node))
+        }
     evaluated = list(range(1, rounds + 1))
     leaves = sorted(groups)
     return {
@@ -46,7 +48,11 @@ def made_run(
         "driver": "simulator",
         "seed": seed,
         "rule": "AutoRule()",
-        "about": [["clients", f"{num_clients:,}"], ["parameters", "2,410"], ["engine", "vectorised"]],
+        "about": [
+            ["clients", f"{num_clients:,}"],
+            ["parameters", "2,410"],
+            ["engine", "vectorised"],
+        ],
         "rounds_done": rounds,
         "rounds_planned": rounds,
         "is_complete": True,
@@ -78,7 +84,10 @@ def made_run(
             "groups": [groups[node] for node in leaves],
             "leaves": leaves,
             "counts": [
-                [int((leaf == node).sum()) if row == column else 0 for column, node in enumerate(leaves)]
+                [
+                    int((leaf == node).sum()) if row == column else 0
+                    for column, node in enumerate(leaves)
+                ]
                 for row in range(len(leaves))
             ],
         },
@@ -119,7 +128,9 @@ def made_decisions(nodes, rounds):
             "round": node["split_in_round"] or rounds,
             "verdict": "split" if node["children"] else "train",
             "title": "splits" if node["children"] else "trains on",
-            "reason": "two groups, confirmed by the other half" if node["children"] else "no groups",
+            "reason": "two groups, confirmed by the other half"
+            if node["children"]
+            else "no groups",
             "measured": [f"{node['num_clients']} clients answered", "the best cut has 2 groups"],
             "children": node["children"],
             "moves": [],

@@ -32,6 +32,7 @@ from fedbranch.report.series import (
     node_series,
     number,
     numbers,
+    overall_series,
     plain_series,
     thinned,
     trace,
@@ -351,6 +352,8 @@ class _Run:
         num_numbers = len(self.trace.rounds) * len(self.client_ids) * len(self.metrics)
         return {
             "rounds": self.trace.rounds,
+            "num_clusters": [len(leaf_ids) for leaf_ids in self.trace.leaf_ids],
+            "overall": overall_series(self.trace),
             "nodes": {m.name: node_series(self.trace, m.name, node_ids) for m in self.metrics},
             "clients": None
             if num_numbers > MOST_CLIENT_NUMBERS

@@ -21,6 +21,7 @@ from fedbranch.files import JSON
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
 
 __all__ = ["FORMATS", "What", "draw", "save_figure"]
 
@@ -115,19 +116,28 @@ def draw(facts: JSON, what: What = "all") -> Figure:
         run = facts["runs"][0]
         parts = _parts(facts, what)
         figure = Figure(figsize=(WIDTH, sum(height for height, _ in parts)), layout="constrained")
-        heights = [height for height, _ in parts]
-        rooms = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)
-        for room, (_, fill) in zip(rooms[:, 0], parts, strict=True):
-            fill(room, run)
+        rows = figure.add_gridspec(len(parts), 1, height_ratios=[height for height, _ in parts])
+        for row, (_, fill) in enumerate(parts):
+            fill(rows[row, 0], run)
+        _settle(figure)
         return figure
 
 
-def _parts(facts: JSON, what: What) -> list[tuple[float, Callable[[Any, JSON], None]]]:
+def _settle(figure: Figure) -> None:
+    """Keep the layout that was found, rounded: its last digits are different every time."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = axes.get_position(original=True).bounds
+        axes.set_position((round(left, 5), round(bottom, 5), round(width, 5), round(height, 5)))
+
+
+def _parts(facts: JSON, what: What) -> list[tuple[float, Callable[[SubplotSpec, JSON], None]]]:
     """Give what is to be drawn, each part with its height in inches."""
     run = facts["runs"][0]
     has_training, has_norms = bool(run["series"]["rounds"]), bool(run["norms"])
     num_matrices = min(MOST_MATRICES, len(run["similarities"]))
-    parts: list[tuple[float, Callable[[Any, JSON], None]]] = []
+    parts: list[tuple[float, Callable[[SubplotSpec, JSON], None]]] = []
     if what in ("training", "all") and has_training:
         if len(facts["runs"]) > 1 and facts["comparison"]:
             parts.append((2.3, lambda room, _: _draw_comparison(room, facts["comparison"])))
@@ -181,6 +191,11 @@ class _Looks:
         return DASHES[self.leaf_ids.index(node_id) // len(COLOURS) % len(DASHES)]
 
 
+def _one(room: SubplotSpec) -> Axes:
+    axes: Axes = room.subgridspec(1, 1).subplots(squeeze=False)[0, 0]
+    return axes
+
+
 def _floats(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
@@ -202,8 +217,8 @@ def _mark_splits(axes: Axes, run: JSON, *, are_named: bool) -> None:
         )
 
 
-def _draw_training(room: Any, run: JSON) -> None:
-    axes = room.subplots()
+def _draw_training(room: SubplotSpec, run: JSON) -> None:
+    axes = _one(room)
     _fill_training(axes, run)
     axes.set_xlabel("round")
 
@@ -248,7 +263,7 @@ def _fill_training(axes: Axes, run: JSON) -> None:
     axes.margins(x=0.01)
 
 
-def _draw_training_and_gap(room: Any, run: JSON) -> None:
+def _draw_training_and_gap(room: SubplotSpec, run: JSON) -> None:
     """Draw training, the two norms and the separation below each other, aligned in time."""
     has_training = bool(run["series"]["rounds"])
     has_gap = any(
@@ -256,7 +271,9 @@ def _draw_training_and_gap(room: Any, run: JSON) -> None:
     )
     heights = [2.2] * has_training + [1.5] + [1.2] * has_gap
     rows = iter(
-        room.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+        room.subgridspec(len(heights), 1, height_ratios=heights).subplots(
+            sharex=True, squeeze=False
+        )[:, 0]
     )
     axes = next(rows)
     if has_training:
@@ -312,8 +329,8 @@ def _fill_gap(axes: Axes, run: JSON) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
-def _draw_comparison(room: Any, comparison: JSON) -> None:
-    axes = room.subplots()
+def _draw_comparison(room: SubplotSpec, comparison: JSON) -> None:
+    axes = _one(room)
     ours = [curve for curve in comparison["curves"] if not curve["is_reference"]]
     for curve in comparison["curves"]:
         place = ours.index(curve) if curve in ours else 0
@@ -350,9 +367,9 @@ def _depths(run: JSON) -> dict[int, int]:
     return depths
 
 
-def _draw_tree(room: Any, run: JSON) -> None:
+def _draw_tree(room: SubplotSpec, run: JSON) -> None:
     """Draw nodes as discs whose areas are their numbers of clients, children below parents."""
-    axes = room.subplots()
+    axes = _one(room)
     looks, depths = _Looks(run), _depths(run)
     nodes = {node["id"]: node for node in run["nodes"]}
     x_of: dict[int, float] = {}
@@ -407,11 +424,12 @@ def _draw_tree(room: Any, run: JSON) -> None:
     axes.axis("off")
 
 
-def _draw_similarities(room: Any, run: JSON) -> None:
+def _draw_similarities(room: SubplotSpec, run: JSON) -> None:
     """Draw the matrices of the first splits, clients in the order of the dendrogram."""
     matrices = run["similarities"][:MOST_MATRICES]
     num_columns = 3
-    grid = room.subplots(math.ceil(len(matrices) / num_columns), num_columns, squeeze=False)
+    num_rows = math.ceil(len(matrices) / num_columns)
+    grid = room.subgridspec(num_rows, num_columns).subplots(squeeze=False)
     image = None
     for axes, matrix in zip(grid.flat, matrices, strict=False):
         size, num_clients = matrix["size"], matrix["num_clients"]
@@ -444,4 +462,5 @@ def _draw_similarities(room: Any, run: JSON) -> None:
     for axes in grid.flat[len(matrices) :]:
         axes.axis("off")
     shown = grid.flat[0] if len(matrices) < num_columns else grid[:, -1]
-    room.colorbar(image, ax=shown, shrink=0.8, label="cosine similarity", ticks=[-1, 0, 1])
+    figure = grid.flat[0].figure
+    figure.colorbar(image, ax=shown, shrink=0.8, label="cosine similarity", ticks=[-1, 0, 1])

@@ -24,6 +24,7 @@ __all__ = [
     "node_series",
     "number",
     "numbers",
+    "overall_series",
     "plain_series",
     "quantile",
     "thinned",
@@ -246,6 +247,11 @@ def node_series(traced: Trace, metric: str, node_ids: Iterable[int]) -> JSON:
                 line.append(number(value))
         series[str(node_id)] = {"first": first, **lines}
     return series
+
+
+def overall_series(traced: Trace) -> JSON:
+    """Give the mean of every metric over all clients, in every round."""
+    return {name: numbers(_known_means(values)) for name, values in traced.values.items()}
 
 
 def plain_series(traced: Trace, clients_at: Mapping[int, Sequence[str]]) -> JSON | None:

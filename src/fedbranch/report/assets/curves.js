@@ -26,8 +26,12 @@ function metricLines(run, metric) {
   const bands = [];
   for (const [id, s] of byNode) {
     const node = nodesOf(run).get(id);
-    if (!node) continue; // of a split that was undone
     const rounds = series.rounds.slice(s.first, s.first + s.mean.length);
+    if (!node) {
+      const title = `Node ${id}, merged back`;
+      lines.push({ title, rounds, values: s.mean, look: NEUTRAL, isFaint: true });
+      continue;
+    }
     const isFaint = !isInSight(run, id);
     const look = looks.get(id);
     lines.push({ title: clusterName(node), rounds, values: s.mean, look, isFaint, node: id });

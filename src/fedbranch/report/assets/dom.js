@@ -29,6 +29,18 @@ const make = (tag, attributes = {}, ...children) =>
 const draw = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS(SVG, tag), attributes, children);
 
+/** Fill an element anew; what had the focus in it gives the focus to what takes its place. */
+function refill(holder, ...children) {
+  const keyOf = (element) => element.dataset.focus ?? element.dataset.node ?? element.tagName;
+  const alike = (key) =>
+    [...holder.querySelectorAll("button, summary, [tabindex]")].filter((e) => keyOf(e) === key);
+  const focused = holder.contains(document.activeElement) ? document.activeElement : null;
+  const key = focused && keyOf(focused);
+  const position = focused && alike(key).indexOf(focused);
+  holder.replaceChildren(...children);
+  if (focused && focused !== holder) alike(key)[position]?.focus({ preventScroll: true });
+}
+
 /** A number as people read it: three decimals, or three digits where that says too little. */
 function shown(value) {
   if (value === null || value === undefined) return "–";

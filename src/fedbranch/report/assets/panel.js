@@ -14,7 +14,7 @@ function drawPanel() {
   for (const details of next.querySelectorAll("details")) {
     if (open.has(details.dataset.key)) details.open = true;
   }
-  panel.replaceChildren(...next.childNodes);
+  refill(panel, ...next.childNodes);
   panel.dataset.shown = panel.textContent;
 }
 

@@ -1,5 +1,6 @@
 // Lines over rounds: axes, bands, marks, and a cursor that all charts of a group share.
 
+const MOST_NAMED_MARKS = 6;
 const MARGIN = { top: 18, right: 12, bottom: 26, left: 56 };
 
 /** Charts that are read at the same round; moving the cursor in one moves it in all. */
@@ -121,9 +122,9 @@ class Plot {
     svg.append(this.cursorLine, this.cursorDots, this.cursorName);
     this.listen(svg);
     this.legend = this.makeLegend();
-    const hadFocus = this.element.contains(document.activeElement) && document.activeElement.tagName;
-    this.element.replaceChildren(svg, this.legend);
-    if (hadFocus === "svg") svg.focus({ preventScroll: true });
+    const scrolled = this.element.querySelector(".legend")?.scrollTop ?? 0;
+    refill(this.element, svg, this.legend);
+    this.legend.scrollTop = scrolled;
   }
 
   drawAxes(svg) {
@@ -159,14 +160,16 @@ class Plot {
   }
 
   drawMarks(svg) {
+    const marks = [...(this.spec.marks ?? [])].sort((a, b) => a.round - b.round);
+    const isCrowded = marks.length > MOST_NAMED_MARKS;
     let free = 0; // where the last name ends
-    for (const mark of [...(this.spec.marks ?? [])].sort((a, b) => a.round - b.round)) {
+    for (const mark of marks) {
       const at = this.x(mark.round);
       svg.append(draw("line", {
-        class: "mark", x1: at, x2: at, y1: MARGIN.top - 4, y2: this.height - MARGIN.bottom,
+        class: isCrowded ? "mark crowded" : "mark", x1: at, x2: at, y1: MARGIN.top - 4, y2: this.height - MARGIN.bottom,
       }, draw("title", {}, mark.text)));
       const length = 6.2 * mark.text.length + 8;
-      if (at < free || at + length > this.width) continue;
+      if (isCrowded || at < free || at + length > this.width) continue;
       svg.append(draw("text", { class: "tick", x: at + 3, y: MARGIN.top - 7 }, mark.text));
       free = at + length;
     }

@@ -17,7 +17,7 @@ function columnsOf(run, metric) {
     { key: "client", title: "client", ...text((i) => clientName(run, i)) },
     {
       key: "cluster", title: "cluster", value: (i) => clients.leaf[i],
-      text: (i) => pathTo(run, clients.leaf[i]).join(" › "),
+      text: (i) => (clients.leaf[i] === null ? "–" : pathTo(run, clients.leaf[i]).join(" › ")),
     },
   ];
   if (has(clients.group)) columns.push({ key: "group", title: "true group", ...text((i) => clients.group[i]) });
@@ -43,7 +43,7 @@ function rowsOf(run, columns) {
     ? clients.ids.map((_, i) => i) : nodesOf(run).get(state.node).clients;
   const query = state.query.trim().toLowerCase();
   const matches = (i) =>
-    [clients.ids[i], clients.names[i], clients.group[i], `cluster ${clients.leaf[i]}`]
+    [clients.ids[i], clients.names[i], clients.group[i], clients.leaf[i] === null ? null : `cluster ${clients.leaf[i]}`]
       .some((text) => text !== null && String(text).toLowerCase().includes(query));
   const rows = query ? all.filter(matches) : [...all];
   const column = columns.find((c) => c.key === state.sort.column) ?? columns[0];
@@ -76,13 +76,11 @@ function drawTable() {
     `${counted(rows.length, "client")}${rows.length === run.clients.ids.length ? "" : ` of ${whole(run.clients.ids.length)}`}` +
     (numPages > 1 ? `, ${whole(from + 1)} to ${whole(from + visible.length)} shown` : "");
 
-  const focused = byId("table").contains(document.activeElement) ? document.activeElement.dataset.focus : null;
-  byId("table").replaceChildren(
+  refill(byId("table"),
     make("table", { class: "clients" },
       make("caption", { class: "unseen" }, "Clients; the headings sort"),
       make("thead", {}, make("tr", {}, columns.map(headingOf))),
       make("tbody", {}, visible.flatMap((i) => rowOf(run, columns, i)))));
-  if (focused) byId("table").querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   drawPages(numPages);
 }
 
@@ -110,7 +108,7 @@ function rowOf(run, columns, i) {
       const isNamed = run.clients.names[i] !== null && run.clients.names[i] !== id;
       return make("th", { scope: "row", title: isNamed ? id : null }, column.text(i));
     }
-    if (column.key === "cluster") {
+    if (column.key === "cluster" && run.clients.leaf[i] !== null) {
       return make("td", {}, swatch(looksOf(run).get(run.clients.leaf[i]) ?? NEUTRAL), " ", column.text(i));
     }
     if (column.key === "refused" && run.clients.refused[i]) {
@@ -146,7 +144,7 @@ function drawPages(numPages) {
       byId("table").focus({ preventScroll: true });
     },
   }, title);
-  byId("pages").replaceChildren(...(numPages < 2 ? [] : [
+  refill(byId("pages"), ...(numPages < 2 ? [] : [
     turn("Previous", state.page - 1, state.page > 0),
     make("span", {}, `page ${state.page + 1} of ${numPages}`),
     turn("Next", state.page + 1, state.page < numPages - 1),

@@ -2,7 +2,7 @@
 
 const LARGEST = 24; // radius of the largest circle
 const SMALLEST = 6;
-const LABEL = 190; // beside the leaves
+const LABEL = 200; // width of the words beside the leaves
 
 const clusterName = (node) =>
   node.parent === null && !isLeaf(node) ? "All clients" : `${isLeaf(node) ? "Cluster" : "Node"} ${node.id}`;
@@ -28,7 +28,8 @@ function layoutOf(run) {
   const most = Math.max(1, ...run.nodes.map((node) => node.num_clients));
   const radius = (node) => Math.max(SMALLEST, LARGEST * Math.sqrt(node.num_clients / most));
   const largestLeaf = Math.max(...leaves.map((id) => radius(nodesOf(run).get(id))));
-  const row = Math.max(leaves.length > 8 ? 38 : 52, 2 * largestLeaf + 8);
+  const isDense = leaves.length > 12; // then a leaf's words are on one line
+  const row = Math.max(isDense ? 25 : 52, 2 * largestLeaf + 8);
   const places = new Map();
   leaves.forEach((id, i) => places.set(id, { y: 40 + i * row }));
   const middle = (node) => {
@@ -41,13 +42,13 @@ function layoutOf(run) {
   for (const node of run.nodes) if (depths.has(node.id)) middle(node);
   const deepest = Math.max(...depths.values());
   const room = (byId("tree").clientWidth - LABEL - 40) / Math.max(1, deepest);
-  const column = Math.max(76, Math.min(190, room));
+  const column = Math.max(76, Math.min(260, room));
   for (const [id, place] of places) {
     place.x = 32 + depths.get(id) * column;
     place.r = radius(nodesOf(run).get(id));
   }
   return {
-    places, column,
+    places, column, isDense,
     width: 32 + deepest * column + LABEL,
     height: 84 + (leaves.length - 1) * row,
   };
@@ -67,7 +68,7 @@ function nodeWords(run, node, metric) {
 function drawTree() {
   const run = theRun();
   const metric = theMetric();
-  const { places, column, width, height } = layoutOf(run);
+  const { places, column, isDense, width, height } = layoutOf(run);
   const looks = looksOf(run);
   const svg = draw("svg", {
     width, height, viewBox: `0 0 ${width} ${height}`, class: "tree",
@@ -87,39 +88,51 @@ function drawTree() {
   }
   const focusable = state.node ?? run.nodes.find((node) => node.parent === null).id;
   for (const node of run.nodes) {
-    svg.append(nodeButton(run, node, metric, places.get(node.id), node.id === focusable));
+    const button = nodeButton(run, node, metric, places.get(node.id), isDense);
+    button.setAttribute("tabindex", node.id === focusable ? "0" : "-1");
+    svg.append(button);
   }
-  const holder = byId("tree");
-  const focused = holder.contains(document.activeElement) ? document.activeElement.dataset.node : null;
-  holder.replaceChildren(svg);
-  if (focused) holder.querySelector(`[data-node="${focused}"]`)?.focus({ preventScroll: true });
+  refill(byId("tree"), svg);
   drawTreeWords(run, metric);
 }
 
-function nodeButton(run, node, metric, { x, y, r }, isFocusable) {
+function leafLabels(node, value, { x, y, r }, isDense) {
+  const name = `${clusterName(node)}${value}`;
+  const clients = counted(node.num_clients, "client");
+  if (isDense) {
+    return draw("text", { x: x + r + 8, y: y + 4, class: "node-name" }, name,
+      draw("tspan", { class: "tick", dx: 6 }, clients));
+  }
+  const groups = shortened(groupsText(node), 22);
+  return [
+    draw("text", { x: x + r + 8, y: y - 2, class: "node-name" }, name),
+    draw("text", { x: x + r + 8, y: y + 13, class: "tick" }, groups ? `${clients}, ${groups}` : clients),
+  ];
+}
+
+function innerLabels(node, { x, y, r }) {
+  const size = node.parent === null
+    ? counted(node.num_clients, "client") : `node ${node.id}: ${whole(node.num_clients)}`;
+  return [
+    draw("text", { x: Math.max(x, 34), y: y - r - 6, class: "tick", "text-anchor": "middle" }, size),
+    draw("text", { x: Math.max(x, 34), y: y + r + 14, class: "tick", "text-anchor": "middle" },
+      node.split_in_round === null ? "" : `round ${node.split_in_round}`),
+  ];
+}
+
+function nodeButton(run, node, metric, place, isDense) {
+  const { x, y, r } = place;
   const look = looksOf(run).get(node.id);
   const classes = ["node", isLeaf(node) ? "leaf" : "inner"];
   if (node.id === state.node) classes.push("selected");
   if (!isInSight(run, node.id)) classes.push("faint");
   const last = metric && node.last?.[metric.name];
   const value = last === null || last === undefined ? "" : ` · ${shown(last)}`;
-  const labels = isLeaf(node)
-    ? [
-        draw("text", { x: x + r + 8, y: y - 2, class: "node-name" }, `${clusterName(node)}${value}`),
-        draw("text", { x: x + r + 8, y: y + 13, class: "tick" },
-          [counted(node.num_clients, "client"), shortened(groupsText(node), 24)].filter(Boolean).join(", ")),
-      ]
-    : [
-        draw("text", { x, y: y - r - 6, class: "tick", "text-anchor": "middle" },
-          node.parent === null ? whole(node.num_clients) : `${node.id}: ${whole(node.num_clients)}`),
-        draw("text", { x, y: y + r + 14, class: "tick", "text-anchor": "middle" },
-          node.split_in_round === null ? "" : `round ${node.split_in_round}`),
-      ];
   return draw(
     "g",
     {
-      class: classes.join(" "), role: "button", tabindex: isFocusable ? "0" : "-1",
-      "data-node": node.id, "aria-pressed": String(node.id === state.node),
+      class: classes.join(" "), role: "button", "data-node": node.id,
+      "aria-pressed": String(node.id === state.node),
       "aria-label": nodeWords(run, node, metric),
       onclick: () => select(node.id),
       onkeydown: (event) => treeKey(event, run, node),
@@ -130,7 +143,7 @@ function nodeButton(run, node, metric, { x, y, r }, isFocusable) {
       style: isLeaf(node) ? { fill: look.colour } : { stroke: look.colour },
     }),
     isLeaf(node) ? markerOf(look, x, y, r) : null,
-    labels,
+    isLeaf(node) ? leafLabels(node, value, place, isDense) : innerLabels(node, place),
   );
 }
 
