@@ -49,7 +49,8 @@ MAY_SEE = {
         "core", "data", "errors", "files", "front", "records", "report", "rules", "runs", "tree",
     },
     "__main__": {"cli"},
-    "cli": {"data", "errors", "experiment", "front", "privacy", "report", "runs"},
+    "stopping": set(),
+    "cli": {"data", "errors", "experiment", "front", "privacy", "report", "runs", "stopping"},
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@
       names.json      what people call its clients, where they call them something
       lock            held by the process that writes, empty
       baselines/NAME/ run folders of the methods that it is compared with
+      report.html     the page about it, if somebody made one; nobody reads it from here
 
 Nothing in it depends on the clock: the same seed gives the same bytes, on the same
 machine with the same number of threads. Every file, and every line of the history and of the
@@ -276,6 +277,7 @@ class RunFolder:
             "releases.jsonl",
             "summary.json",
             "names.json",
+            "report.html",
         ):
             (self.path / f"{name}.tmp").unlink(missing_ok=True)
         if self.has_state:
