@@ -10,9 +10,10 @@ import pytest
 import fedbranch as fb
 from fedbranch.errors import DamagedFile, UsingPreviousState
 from fedbranch.records import RoundRecord
-from fedbranch.report import facts as facts_module
+from fedbranch.report import reading
 from fedbranch.report.facts import read_facts
 from fedbranch.runs import Round, RunFolder
+from tests.flower.federations import make_grid, start
 
 from .folders import about, decision, played, split_run
 
@@ -286,7 +287,7 @@ def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
         return read()
 
     monkeypatch.setattr(folder, "saved_tree", saved_tree)
-    monkeypatch.setattr(facts_module, "SECONDS_BETWEEN_ATTEMPTS", 0)
+    monkeypatch.setattr(reading, "SECONDS_BETWEEN_ATTEMPTS", 0)
 
     assert json.dumps(read_facts([folder])) == expected
     assert not outcomes
@@ -294,7 +295,7 @@ def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
 
 def test_damage_that_stays_is_our_own_error(tmp_path, monkeypatch):
     folder = split_run(tmp_path / "small")
-    monkeypatch.setattr(facts_module, "SECONDS_BETWEEN_ATTEMPTS", 0)
+    monkeypatch.setattr(reading, "SECONDS_BETWEEN_ATTEMPTS", 0)
     (folder.path / "history.jsonl").write_bytes(b"{}\n")
 
     with pytest.raises(DamagedFile, match=r"history\.jsonl"):
@@ -339,6 +340,18 @@ def large_run(path, num_clients, num_rounds, num_clusters):
         folder.append(entry)
     folder.save_server(server)
     return folder
+
+
+def test_the_folder_of_a_federation_can_be_read(tmp_path):
+    start(make_grid(), num_rounds=4, checkpoint_dir=tmp_path / "federation")
+
+    run = only_run(RunFolder(tmp_path / "federation"))
+
+    assert run["driver"] == "flower"
+    assert run["rounds_done"] == 4
+    assert len(run["clients"]["ids"]) == 6
+    assert None not in run["clients"]["leaf"]
+    assert run["series"]["rounds"]
 
 
 @pytest.mark.parametrize("num_clusters", [4, 50])

@@ -7,21 +7,15 @@ clients dropped. The same folders give the same object.
 
 from __future__ import annotations
 
-import dataclasses
-import re
-import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import fedbranch
-from fedbranch import rules
-from fedbranch.errors import DamagedFile, UsingPreviousState
 from fedbranch.files import JSON
 from fedbranch.report.events import comings_and_goings, natural_order, news, refusals
-from fedbranch.report.growth import Growth, Saved
+from fedbranch.report.growth import Growth
 from fedbranch.report.overlay import Contestant, overlay
+from fedbranch.report.reading import all_client_ids, read
 from fedbranch.report.series import (
     MOST_CLIENT_NUMBERS,
     MOST_LINES,
@@ -37,6 +31,7 @@ from fedbranch.report.series import (
     thinned,
     trace,
 )
+from fedbranch.report.settings_in_words import rule_text, small_facts
 from fedbranch.report.similarities import similarities
 from fedbranch.report.terminal import METHOD_TITLES
 from fedbranch.report.why import VERDICTS, episodes, measured_in_words
@@ -49,8 +44,6 @@ SCHEMA = 1
 MOST_DECISIONS = 2000
 MOST_NORM_NUMBERS = 25_000
 LONGEST_REASON = 300  # characters
-ATTEMPTS = 5
-SECONDS_BETWEEN_ATTEMPTS = 0.05
 
 
 def read_facts(folders: Sequence[RunFolder]) -> JSON:
@@ -91,44 +84,17 @@ def read_facts(folders: Sequence[RunFolder]) -> JSON:
     }
 
 
-@dataclass(frozen=True, eq=False)
-class _Reading:
-    """A run folder's content, read at one moment."""
-
-    folder: RunFolder
-    saved: Saved | None
-    history: list[Round]
-
-
-def _read(folder: RunFolder) -> _Reading:
-    """Read a folder that somebody may be writing to: what is replaced meanwhile is read again."""
-    for attempt in range(ATTEMPTS):
-        is_last = attempt == ATTEMPTS - 1
-        with warnings.catch_warnings():
-            if not is_last:
-                warnings.simplefilter("error", UsingPreviousState)
-            try:
-                # The state first: a run that goes on writes the history before the state.
-                saved = Saved(*folder.saved_tree()) if folder.has_state else None
-                return _Reading(folder, saved, folder.history())
-            except (DamagedFile, UsingPreviousState):
-                if is_last:
-                    raise
-        time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-    raise AssertionError("the last attempt returns or raises")
-
-
 class _Run:
     """One run, with everything that several parts of the report need."""
 
     def __init__(self, folder: RunFolder, name: str) -> None:
-        reading = _read(folder)
+        reading = read(folder)
         self.folder, self.name = folder, name
         self.about, self.history, self.saved = folder.about, reading.history, reading.saved
         self.in_training = not any(entry.evaluation for entry in self.history)
         self.metrics = metrics_of(self.history, in_training=self.in_training)
         self.names = folder.names
-        self.client_ids = _client_ids(reading)
+        self.client_ids = all_client_ids(reading)
         self.index_of = {client_id: index for index, client_id in enumerate(self.client_ids)}
         self.groups = {i: group for i, group in folder.groups.items() if group is not None}
         self.growth = Growth()
@@ -143,7 +109,7 @@ class _Run:
         self.clients_at = self.growth.clients_at()
         self.last = latest(self.history, self.metrics, in_training=self.in_training)
         self.baselines = {
-            baseline_name: _read(baseline) for baseline_name, baseline in folder.baselines.items()
+            baseline_name: read(baseline) for baseline_name, baseline in folder.baselines.items()
         }
         self.plain = self._plain_at_its_end()
 
@@ -169,8 +135,8 @@ class _Run:
             "title": self.title,
             "driver": self.about.get("driver", "simulator"),
             "seed": self.about.get("seed"),
-            "rule": _rule_text(self.about.get("rule")),
-            "about": self._small_facts(),
+            "rule": rule_text(self.about.get("rule")),
+            "about": small_facts(self.about, len(self.client_ids), in_training=self.in_training),
             "rounds_done": len(self.history),
             "rounds_planned": self.about.get("rounds", len(self.history)),
             "is_complete": is_complete,
@@ -193,7 +159,7 @@ class _Run:
         return Contestant(
             run=self.name,
             title=self.title,
-            rule=_rule_text(self.about.get("rule")),
+            rule=rule_text(self.about.get("rule")),
             about=self.about,
             metrics=self.metrics,
             history=self.history,
@@ -219,7 +185,7 @@ class _Run:
                 Contestant(
                     run=self.name,
                     title=METHOD_TITLES.get(name, name),
-                    rule=_rule_text(reading.folder.about.get("rule")),
+                    rule=rule_text(reading.folder.about.get("rule")),
                     about=reading.folder.about,
                     metrics=metrics,
                     history=reading.history,
@@ -232,29 +198,6 @@ class _Run:
         return rivals
 
     # Parts of the report
-
-    def _small_facts(self) -> list[list[str]]:
-        about = self.about
-        model = about.get("model")
-        facts: dict[str, object] = {
-            "clients": f"{len(self.client_ids):,}",
-            "parameters": f"{about['num_params']:,}" if "num_params" in about else None,
-            "arrays of the model": f"{len(model):,}" if isinstance(model, Mapping) else None,
-            "engine": about.get("engine"),
-            "participation": about.get("participation"),
-            "weighting": about.get("weighting"),
-            "evaluated every": _rounds(about.get("evaluate_every")),
-            "measured on": "training data, as the clients report it" if self.in_training else None,
-            "clients' replies pass": about.get("before_send"),
-            "privacy": (about.get("privacy") or {}).get("kind"),
-        }
-        training = about.get("training")
-        if isinstance(training, Mapping):
-            facts["optimizer"] = _optimizer_text(str(training.get("optimizer")))
-            facts["batch size"] = training.get("batch_size")
-            duration = str(training.get("duration")).split(", ")
-            facts["trained for"] = ", ".join(d for d in duration if not d.startswith("None"))
-        return [[name, str(value)[:200]] for name, value in facts.items() if value is not None]
 
     def _clients(self) -> JSON:
         described = {str(client["id"]): client for client in self.about["clients"]}
@@ -448,19 +391,6 @@ def _num_clusters(history: Sequence[Round]) -> int:
     return sum(size > 0 for size in sizes.values())
 
 
-def _client_ids(reading: _Reading) -> list[str]:
-    """Give all clients that there ever were: as the run names them, then by name."""
-    described = [str(client["id"]) for client in reading.folder.about["clients"]]
-    met: set[str] = set(reading.folder.names)
-    if reading.saved is not None:
-        met.update(reading.saved.tree.client_ids)
-    for entry in reading.history:
-        met.update(entry.record.joined, entry.record.metrics, entry.evaluation)
-        for decision in entry.record.splits:
-            met.update(*decision.groups)
-    return described + sorted(met.difference(described), key=natural_order)
-
-
 def _distinct_names(folders: Sequence[RunFolder]) -> list[str]:
     """Name runs after their folders; of equal names, the second gets a 2."""
     names: list[str] = []
@@ -470,36 +400,3 @@ def _distinct_names(folders: Sequence[RunFolder]) -> list[str]:
         count[name] += 1
         names.append(name if count[name] == 1 else f"{name} ({count[name]})")
     return names
-
-
-def _rule_text(rule: JSON | None) -> str:
-    """Write a rule as it is written in Python, without the settings that it has by default."""
-    if not isinstance(rule, dict):
-        return ""
-    name, settings = str(rule.get("name")), rule.get("settings") or {}
-    shipped = getattr(rules, name, None)
-    defaults = (
-        {field.name: field.default for field in dataclasses.fields(shipped)}
-        if dataclasses.is_dataclass(shipped)
-        else {}
-    )
-    told = [
-        f"{key}={value!r}"
-        for key, value in settings.items()
-        if key not in defaults or _as_json(defaults[key]) != value
-    ]
-    return f"{name}({', '.join(told)})"
-
-
-def _optimizer_text(saved: str) -> str:
-    """Shorten what is saved of an optimizer to its name and learning rate."""
-    rate = re.search("'lr': '([^']+)'", saved)
-    return saved.split(" [")[0] + (f", learning rate {rate[1]}" if rate else "")
-
-
-def _rounds(count: int | None) -> str | None:
-    return None if count is None else f"{count} rounds" if count != 1 else "round"
-
-
-def _as_json(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
