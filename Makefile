@@ -1,13 +1,22 @@
 # make demo   install, then show clustered federated learning on handwritten digits
 # make test   install, then run everything that guards the project
+# make docs   install, then build the documentation to build/docs; a warning is an error
 # make test-deployment   only what starts a Flower deployment on loopback
+# make test-browser   only what opens the report in Chromium; on Debian, root gets it installed
 # make test-reliability   kills, damaged files, floods and attacks; prints docs/reliability.md's table
 
 PYTHON ?= python3
 VENV ?= .venv
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BUILD_DOCS = $(VENV)/bin/python -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
 
-.PHONY: demo test test-deployment test-reliability format figure clean
+CHROMIUM ?= chromium
+export CHROMIUM
+HAS_CHROMIUM = command -v "$(CHROMIUM)" >/dev/null
+INSTALL_CHROMIUM = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && apt-get -qq install -y chromium >/dev/null && $(HAS_CHROMIUM); }
+NO_CHROMIUM = The tests of the report need Chromium: install it (as root: apt-get install chromium), or name one: make test-browser CHROMIUM=/path/to/chromium
+
+.PHONY: demo test docs test-deployment test-browser test-reliability format figure clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/fedbranch demo
@@ -16,11 +25,21 @@ test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pytest --numprocesses 2 -m 'not deployment and not reliability'
+	$(BUILD_DOCS)
+	$(VENV)/bin/pytest --numprocesses 2 -m 'not deployment and not reliability and not browser'
 	$(VENV)/bin/pytest -m deployment
+	$(MAKE) test-browser
+
+docs: $(VENV)/installed-dev
+	$(BUILD_DOCS)
+	@echo "The documentation is in build/docs/index.html"
 
 test-deployment: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m deployment
+
+test-browser: $(VENV)/installed-dev
+	@$(HAS_CHROMIUM) || $(INSTALL_CHROMIUM) || { echo "$(NO_CHROMIUM)" >&2; exit 1; }
+	$(VENV)/bin/pytest -m browser tests/report
 
 test-reliability: $(VENV)/installed-dev
 	$(INSTALL) --editable '.[fuzz]'

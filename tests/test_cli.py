@@ -57,7 +57,12 @@ def fedbranch_command(*arguments, cwd, check=0):
 
 
 def folder_bytes(path):
-    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+    """All files of a run but the page about it, which has the folder's name in it."""
+    return {
+        p.relative_to(path): p.read_bytes()
+        for p in sorted(path.rglob("*"))
+        if p.is_file() and p.name != "report.html"
+    }
 
 
 def test_version_and_help(tmp_path):
@@ -349,3 +354,58 @@ def test_a_run_made_in_python_is_resumed_in_python(tmp_path):
     result = fedbranch_command("resume", "run", cwd=tmp_path, check=2)
 
     assert "resume it from Python" in result.stderr
+
+
+def test_a_run_ends_with_a_page_about_it(finished):
+    folder, result = finished
+
+    assert result.stdout.endswith("Report: runs/small-1/report.html\n")
+    assert "<!doctype html>" in (folder / "runs/small-1/report.html").read_text()[:100].lower()
+    told = json.loads(fedbranch_command("show", "runs/small-1", "--json", cwd=folder).stdout)
+    assert told["report"] == "runs/small-1/report.html"
+
+
+def test_a_report_says_where_it_is(finished):
+    folder, _ = finished
+
+    result = fedbranch_command(
+        "report", "runs/small-1", "--out", "page.html", "--tensorboard", "events", cwd=folder
+    )
+
+    assert result.stdout == "page.html\nevents/small-1\n"
+    assert (folder / "page.html").read_bytes() == (folder / "runs/small-1/report.html").read_bytes()
+    assert list((folder / "events/small-1").glob("events.out.*"))
+
+
+def test_a_page_in_the_folder_does_not_keep_a_run_from_going_on(finished):
+    folder, _ = finished
+    run, page = folder / "runs/small-1", folder / "runs/small-1/report.html"
+    before = folder_bytes(run), page.read_bytes()
+
+    fedbranch_command("resume", run, cwd=folder)
+
+    assert (folder_bytes(run), page.read_bytes()) == before
+
+
+def test_figures_are_drawn_to_a_file(finished):
+    folder, _ = finished
+
+    result = fedbranch_command("plot", "runs/small-1", "--out", "fig.svg", cwd=folder)
+
+    assert result.stdout == "fig.svg\n"
+    assert b"<svg" in (folder / "fig.svg").read_bytes()
+
+
+@pytest.mark.parametrize("wrong", [("--out", "fig.doc"), ("--out", "fig.pdf", "--what", "trees")])
+def test_figures_of_another_kind_are_wrong_usage(finished, wrong):
+    folder, _ = finished
+
+    result = fedbranch_command("plot", "runs/small-1", *wrong, cwd=folder, check=2)
+
+    assert wrong[-1] in result.stderr
+
+
+def test_no_report_is_made_of_what_is_no_run(tmp_path):
+    result = fedbranch_command("report", ".", cwd=tmp_path, check=1)
+
+    assert result.stderr == "fedbranch: . is not a run folder: it has no run.json\n"

@@ -1,9 +1,9 @@
 """What the documents say must be so."""
 
-import ast
 import re
 import tomllib
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,15 @@ from fedbranch import AutoRule, Thresholds, __version__
 from fedbranch.experiment import Data, Experiment, Model, Training, preset_names
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+PUBLIC_MODULES = [
+    "fedbranch",
+    *(
+        f"fedbranch.core.{name}"
+        for name in ("bipartition", "geometry", "robust", "structure", "theory")
+    ),
+    *(f"fedbranch.{name}" for name in ("data", "errors", "flower", "privacy", "sim")),
+]
 
 
 def code_blocks(path, language):
@@ -25,13 +33,9 @@ def test_links_lead_somewhere(path):
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
-def test_the_documented_experiment_is_valid_and_names_every_setting():
+def test_the_documented_experiment_names_every_setting():
     text, thresholds = code_blocks(ROOT / "docs" / "experiments.md", "toml")
 
-    assert isinstance(Experiment.parse(text, "docs").rule, AutoRule)
-
-    with_thresholds = text[: text.index("[rule]")] + thresholds
-    assert isinstance(Experiment.parse(with_thresholds, "docs").rule, Thresholds)
     known = {item.name for item in fields(Thresholds)}
     assert set(tomllib.loads(thresholds)["rule"]) == known
     table = tomllib.loads(text)
@@ -46,22 +50,6 @@ def test_every_preset_is_documented():
     text = (ROOT / "docs" / "experiments.md").read_text()
 
     assert all(f"`{name}`" in text for name in preset_names())
-
-
-def test_python_blocks_are_python_and_use_public_names():
-    import fedbranch
-
-    for block in code_blocks(ROOT / "README.md", "python"):
-        # An ellipsis stands for "and so on"; everything else must parse.
-        tree = ast.parse(block.replace(", ...}", "}"))
-        used = {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "fb"
-        }
-        assert used <= set(fedbranch.__all__)
 
 
 def test_the_map_names_every_room():
@@ -93,16 +81,23 @@ def test_every_dependency_has_its_reason():
     assert all(name in reasons for name in names)
 
 
-def test_the_privacy_page_runs():
-    """Its blocks in one go, as a reader would try them; those for Flower need a federation."""
-    text = (ROOT / "docs" / "privacy.md").read_text()
-    before, rest = text.split("### Over Flower")
-    over_flower, after = rest.split("\n## ", 1)
-    names = {}
-    for part in (before, after):
-        for block in re.findall(r"```python\n(.*?)```", part, flags=re.DOTALL):
-            exec(block, names)
+def test_the_api_reference_has_every_public_name():
+    pages = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    whole = set(re.findall(r"automodule:: ([\w.]+)", pages))
+    listed = set(
+        re.findall(
+            r"(?:autoclass|autofunction|autodata|automodule|data):: [\w.]*?(\w+)$", pages, re.M
+        )
+    )
+    listed |= {name for module in whole for name in import_module(module).__all__}
 
-    assert set(names["run"].epsilons(delta=1e-5)) == set(names["clients"])
-    for block in re.findall(r"```python\n(.*?)```", over_flower, flags=re.DOTALL):
-        ast.parse(block)
+    for module in PUBLIC_MODULES:
+        assert set(import_module(module).__all__) <= listed, module
+
+
+def test_the_site_has_every_page():
+    """What no table of contents names is built, but nobody finds it; Sphinx only warns of it."""
+    index = (ROOT / "docs" / "index.md").read_text()
+    entries = set(re.findall(r"^([\w/-]+)$", index, flags=re.M))
+
+    assert entries == {p.stem for p in (ROOT / "docs").glob("*.md")} - {"index"} | {"api/index"}

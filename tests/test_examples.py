@@ -2,6 +2,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -32,3 +36,29 @@ def test_any_loop_finds_the_makes_without_loading_torch():
         assert ", ".join(f"sensor-{i:02d}" for i in range(first, 12, 3)) in output
     assert "fedbranch.server" in loaded
     assert " torch" not in loaded
+
+
+NOTEBOOK = EXAMPLES / "who_groups_with_whom.ipynb"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Jupyter's own
+def test_the_notebook_runs_offline_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    text = "".join(output.get("text", "") for output in outputs)
+    for group in range(3):
+        assert f"7 clients of true group(s) {group}\n" in text
+    assert "client-20 goes to node 3" in text
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert list(tmp_path.rglob("*.html"))
+
+
+def test_the_notebook_is_kept_without_outputs():
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)

@@ -46,9 +46,12 @@ MAY_SEE = {
     "experiment": {
         "client", "data", "errors", "files", "rules", "runs", "settings", "sim",
     },
-    "report": {"data", "files", "report", "rules", "runs", "tree"},
+    "report": {
+        "core", "data", "errors", "files", "front", "records", "report", "rules", "runs", "tree",
+    },
     "__main__": {"cli"},
-    "cli": {"data", "errors", "experiment", "front", "privacy", "report", "runs"},
+    "stopping": set(),
+    "cli": {"data", "errors", "experiment", "front", "privacy", "report", "runs", "stopping"},
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 import warnings
@@ -12,8 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, TextIO
+from typing import Annotated, TextIO, cast, get_args
 
 import typer
 from rich.console import Console
@@ -24,10 +22,14 @@ from fedbranch.data import sources
 from fedbranch.errors import FedbranchError, InvalidExperiment, UsingPreviousState
 from fedbranch.experiment import Experiment, preset_names
 from fedbranch.report.comparison import compare
+from fedbranch.report.facts import read_facts
+from fedbranch.report.figures import FORMATS, What, save_figure
 from fedbranch.report.holdings import print_holding, print_holdings
+from fedbranch.report.page import write_page
 from fedbranch.report.terminal import print_comparison
 from fedbranch.report.why import print_why
 from fedbranch.runs import Round, RunFolder, next_free_folder
+from fedbranch.stopping import Stopped, stoppable
 
 __all__ = ["main"]
 
@@ -54,9 +56,12 @@ DataDir = Annotated[
         show_default="$FEDBRANCH_DATA, or fedbranch in your cache folder",
     ),
 ]
-SECONDS_TO_STOP = 5.0  # far more than the way out takes; later the exception must have got lost
+REPORT_FILE = "report.html"
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunPaths = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")
+]
 
 
 def main() -> None:
@@ -171,6 +176,80 @@ def show(
 
 
 @app.command()
+def report(
+    run_paths: RunPaths,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="The page.",
+            show_default="report.html in the first run's folder",
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files too."),
+    ] = None,
+) -> None:
+    """Make one page of runs that opens offline: tree, training, similarities, clients, reasons."""
+    folders = [RunFolder(path) for path in run_paths]
+    page = out if out is not None else run_paths[0] / REPORT_FILE
+    facts = read_facts(folders)
+    events = []
+    if tensorboard is not None:
+        from fedbranch.report.tensorboard import write_events  # loads PyTorch
+
+        events = write_events(facts, tensorboard)
+    write_page(facts, page)
+    for path in (page, *events):
+        print(path)
+
+
+@app.command()
+def plot(
+    run_paths: RunPaths,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Ends with .pdf, .png or .svg.")
+    ],
+    what: Annotated[
+        str, typer.Option("--what", help=f"One of: {', '.join(get_args(What))}.")
+    ] = "all",
+) -> None:
+    """Draw figures for papers: training, tree, similarities, gap and norms."""
+    if what not in get_args(What):
+        known = ", ".join(get_args(What))
+        raise typer.BadParameter(f"{what!r} is not one of {known}", param_hint="--what")
+    if out.suffix.removeprefix(".").lower() not in FORMATS:
+        raise typer.BadParameter(
+            f"{out} does not end with one of {', '.join('.' + known for known in FORMATS)}",
+            param_hint="--out",
+        )
+    facts = read_facts([RunFolder(path) for path in run_paths])
+    save_figure(facts, out, cast("What", what))
+    print(out)
+
+
+@app.command()
+def watch(
+    run_path: RunPath,
+    port: Annotated[int, typer.Option(help="On 127.0.0.1; 0 for any.", min=0, max=65535)] = 8000,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Only print the address.")
+    ] = False,
+) -> None:
+    """Serve a run's page on this machine, up to date while the run goes on; Ctrl-C ends it."""
+    from fedbranch.report import live
+
+    live.watch(
+        run_path,
+        port=port,
+        opens_browser=not no_browser,
+        on_ready=lambda address: print(address, flush=True),
+    )
+
+
+@app.command()
 def data(
     name: Annotated[
         str | None,
@@ -263,7 +342,7 @@ def _finish(
     experiment: Experiment, folder: Path, data_dir: Path | None, as_json: bool, *, resume: bool
 ) -> None:
     try:
-        with _stoppable() as stop_if_asked:
+        with stoppable() as stop_if_asked:
             with _progress(experiment, stop_if_asked) as on_round:
                 run_folder = experiment.run(
                     folder, data_dir=data_dir, resume=resume, on_round=on_round
@@ -273,8 +352,9 @@ def _finish(
                 f"fedbranch: engine {about['engine']} ({about['engine_reason']}); {_peak_memory()}",
                 file=sys.stderr,
             )
+            write_page(read_facts([run_folder]), run_folder.path / REPORT_FILE)
             _print(run_folder, as_json)
-    except _Stopped as stopped:
+    except Stopped as stopped:
         has_begun = (folder / "run.json").exists()
         where = "" if data_dir is None else f" --data-dir {data_dir}"
         again = f"continue with: fedbranch resume {folder}{where}"
@@ -283,61 +363,16 @@ def _finish(
         raise typer.Exit(128 + stopped.signal_number) from None
 
 
-class _Stopped(BaseException):  # nobody who handles errors may take it for one
-    """Somebody wants this process to end."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal_number)
-        self.signal_number = signal_number
-
-    @property
-    def how(self) -> str:
-        return "interrupted" if self.signal_number == signal.SIGINT else "terminated"
-
-
-@contextmanager
-def _stoppable() -> Iterator[Callable[[], None]]:
-    """Let SIGINT and SIGTERM raise :class:`_Stopped`.
-
-    Yields
-    ------
-    Callable
-        Raises it again, if it was raised. To be called now and then: an exception is lost
-        where Python cannot pass it on, such as in a finaliser.
-    """
-    raised: list[tuple[int, float]] = []  # signal number and time
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        # Those who press Ctrl-C twice do not want the way out to be cut short.
-        if not raised or time.monotonic() - raised[-1][1] > SECONDS_TO_STOP:
-            raised.append((number, time.monotonic()))
-            raise _Stopped(number)
-
-    def stop_if_asked() -> None:
-        if raised:
-            raise _Stopped(raised[0][0])
-
-    # Ignored ones stay so: in the background of some shells Ctrl-C is not for us.
-    before = {
-        number: handler
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN)
-    }
-    try:
-        for number in before:
-            signal.signal(number, stop)
-        yield stop_if_asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if raised else handler)  # on the way out
-
-
 def _print(run_folder: RunFolder, as_json: bool) -> None:
     comparison = compare(run_folder)
+    page = run_folder.path / REPORT_FILE
     if as_json:
-        print(json.dumps(comparison.to_json(), indent=2))
-    else:
-        print_comparison(comparison, Console())
+        told = {"report": str(page) if page.exists() else None}
+        print(json.dumps({**comparison.to_json(), **told}, indent=2))
+        return
+    print_comparison(comparison, Console())
+    if page.exists():
+        print(f"Report: {page}")
 
 
 def _peak_memory() -> str:

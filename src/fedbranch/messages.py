@@ -100,7 +100,7 @@ class Update:
     vector
         Shape (num_params,): parameters after training minus before.
     num_examples
-        How many examples the client trained on: its weight |D_i|.
+        How many examples the client trained on: its weight ``|D_i|``.
     metrics
         Numbers that the client reports, by name.
     buffers

@@ -12,6 +12,7 @@
       names.json      what people call its clients, where they call them something
       lock            held by the process that writes, empty
       baselines/NAME/ run folders of the methods that it is compared with
+      report.html     the page about it, if somebody made one; nobody reads it from here
 
 Nothing in it depends on the clock: the same seed gives the same bytes, on the same
 machine with the same number of threads. Every file, and every line of the history and of the
@@ -276,6 +277,7 @@ class RunFolder:
             "releases.jsonl",
             "summary.json",
             "names.json",
+            "report.html",
         ):
             (self.path / f"{name}.tmp").unlink(missing_ok=True)
         if self.has_state:
@@ -403,11 +405,15 @@ class RunFolder:
 
     def tree(self) -> ParameterTree:
         """Load the parameter tree as it was saved last."""
+        return self.saved_tree()[0]
+
+    def saved_tree(self) -> tuple[ParameterTree, int]:
+        """Load the parameter tree as it was saved last, and say after which round that was."""
         if not self.has_state:
             raise UnusableRun(f"{self.path} has saved nothing yet; {self.how_to_go_on}")
         state, files = read_checkpoint(self.path / "state", "server")
         try:
-            return ParameterTree.from_state(state["tree"], files)
+            return ParameterTree.from_state(state["tree"], files), _round_of(state)
         except (KeyError, TypeError) as error:
             raise DamagedFile(f"{self.path / 'state'} holds no tree: {error!r}") from error
 

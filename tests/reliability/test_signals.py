@@ -106,7 +106,7 @@ def test_workers_in_the_middle_of_a_long_job_end_with_the_script(tmp_path, numbe
 @pytest.mark.reliability
 def test_runs_stopped_at_random_moments_end_with_the_same_bytes(folder, measured):
     finish(fedbranch("run", "small.toml", "--out", "whole", cwd=folder))
-    expected = folder_digest(folder / "whole")
+    expected = folder_digest(folder / "whole", except_for="report.html")
     rng = np.random.default_rng(8)
     stops, num_equal = [], 0
 
@@ -128,7 +128,7 @@ def test_runs_stopped_at_random_moments_end_with_the_same_bytes(folder, measured
             assert stopped.left_running == []
             stops.append(stopped)
         finish(fedbranch("resume", parts, cwd=folder))
-        num_equal += folder_digest(folder / parts) == expected
+        num_equal += folder_digest(folder / parts, except_for="report.html") == expected
 
     assert num_equal == len(SIGNALS) * 2
     assert sum(stopped.num_workers > 0 for stopped in stops) >= 10  # not only while it starts

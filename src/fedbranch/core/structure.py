@@ -1,7 +1,7 @@
 """Groups among updates: how many there are, and whether they are more than sampling noise.
 
 Every client gives two updates a, b from two random halves of its data. With v = (a + b) / 2
-and h = (a - b) / 2, the length of h estimates the noise of v, and |v|² - |h|² = <a, b> its
+and h = (a - b) / 2, the length of h estimates the noise of v, and ``|v|² - |h|² = <a, b>`` its
 signal (the paper's γ_i is their ratio). So similarities can be corrected for noise, and what
 is seen in one half can be looked for in the other.
 """
@@ -40,7 +40,7 @@ class Halves:
     across
         Shape (m, m): cosine similarities of a_i and b_j.
     reliability
-        Shape (m,): the share of signal in an update's squared length, <a, b> / |v|².
+        Shape (m,): the share of signal in an update's squared length, ``<a, b> / |v|²``.
     """
 
     similarity: NDArray[np.float64]

@@ -39,7 +39,7 @@ class Sketch:
     Squared lengths and inner products are right on average over the secrets. For two vectors
     with cosine c, let N = (a² + b²) / 2 and H = (a² - b²) / 2, with a and b the lengths of the
     sketches of their unit vectors, and e the inner product of these sketches minus c N. Then
-    the cosine of the sketches is off by at most (|e| + |c| (N - ab)) / ab, where ab =
+    the cosine of the sketches is off by at most ``(|e| + |c| (N - ab)) / ab``, where ab =
     sqrt(N² - H²). Over the secrets, e and H have mean 0, N has mean 1, and with f =
     (num_hidden - size) / (num_hidden - 1)
 

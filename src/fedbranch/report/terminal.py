@@ -15,7 +15,7 @@ from fedbranch.report.comparison import Comparison
 from fedbranch.rules import Decision
 from fedbranch.tree import Node
 
-__all__ = ["print_comparison"]
+__all__ = ["METHOD_TITLES", "print_comparison"]
 
 MAX_NAMED = 10  # clients that are named at a leaf, or as refused
 MAX_REASONS = 5  # kinds of refusal that are told apart

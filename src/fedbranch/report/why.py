@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from fedbranch.rules import Decision
 
-__all__ = ["Episode", "episodes", "print_why"]
+__all__ = ["VERDICTS", "Episode", "episodes", "measured_in_words", "print_why"]
 
 VERDICTS = {
     "train": "trains on",
@@ -75,6 +75,15 @@ def episodes(decisions: Iterable[Decision]) -> Iterator[Episode]:
     return (Episode(tuple(run)) for run in runs)
 
 
+def measured_in_words(decision: Decision) -> list[str]:
+    """Say everything that was measured for a decision."""
+    return [
+        say(value)
+        for name, say in WORDS.items()
+        if (value := decision.measurements.get(name)) is not None
+    ]
+
+
 def print_why(decisions: Iterable[Decision], console: Console) -> None:
     """Print every examination, with its numbers in words.
 
@@ -92,11 +101,7 @@ def print_why(decisions: Iterable[Decision], console: Console) -> None:
             f"[bold]{VERDICTS[last.verdict]}[/bold]: {escape(last.reason)}",
             soft_wrap=True,
         )
-        told = [
-            say(value)
-            for name, say in WORDS.items()
-            if (value := last.measurements.get(name)) is not None
-        ]
+        told = measured_in_words(last)
         if told:
             console.print(f"  [dim]{escape('; '.join(told))}[/dim]", soft_wrap=True)
     if not told_any:
