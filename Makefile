@@ -32,7 +32,7 @@ test-deployment: $(VENV)/installed-dev
 
 test-browser: $(VENV)/installed-dev
 	@$(HAS_CHROMIUM) || $(INSTALL_CHROMIUM) || { echo "$(NO_CHROMIUM)" >&2; exit 1; }
-	$(VENV)/bin/pytest -m browser
+	$(VENV)/bin/pytest -m browser tests/report
 
 test-reliability: $(VENV)/installed-dev
 	rm -rf build/reliability

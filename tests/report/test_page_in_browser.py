@@ -321,6 +321,16 @@ def test_the_theme_is_the_systems_at_first(run, show):
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
+def test_paper_is_white(run, show):
+    page = show(read_facts([run.folder]), color_scheme="dark")
+
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
 @pytest.mark.parametrize("num_leaves", [1, 4, 40])
 def test_a_phone_scrolls_down_only(show, num_leaves):
     facts = made_facts(num_clients=100, num_leaves=num_leaves, name="a-long-name" * 9)

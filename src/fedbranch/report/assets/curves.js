@@ -10,7 +10,7 @@ function rangeOfRounds(run) {
 }
 
 function splitMarks(run) {
-  const splits = run.nodes.filter((node) => node.split_in_round !== null);
+  const splits = run.nodes.filter((n) => n.split_in_round !== null && isInSight(run, n.id));
   return splits.map((node) => ({
     round: node.split_in_round,
     text: node.parent === null ? "split" : `node ${node.id} splits`,
@@ -139,7 +139,7 @@ function pairedLines(run, solid, dashed, hasDots) {
 
 const pairWords = (lines) => listedShortly(
   lines.filter((line) => line.partner).map((line) =>
-    `${line.title} was last at ${shown(lastOf(line.values))} and ${shown(lastOf(line.partner.values))}`), 3);
+    `${line.title} ${shown(lastOf(line.values))} and ${shown(lastOf(line.partner.values))}`), 3);
 
 function drawGap(run) {
   const lines = pairedLines(run, "gap", "cross", true);
@@ -147,7 +147,7 @@ function drawGap(run) {
   if (!lines.length) return training.charts.delete(byId("gap"));
   const words =
     "The gap between similarities inside and across the best cut (solid), and the largest similarity " +
-    `across it (dashed), whenever a cluster was examined: ${pairWords(lines)}.`;
+    `across it (dashed), whenever a cluster was examined. Last: ${pairWords(lines)}.`;
   new Plot(byId("gap"), training, {
     label: words, height: 180, ...rangeOfRounds(run), lines, marks: splitMarks(run), isZeroLine: true,
     keys: [{ title: "gap" }, { title: "cross-similarity", isDashed: true }],
@@ -163,7 +163,7 @@ function drawNorms(run) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const words =
     "Length of a cluster's mean update (solid) and of its longest (dashed). A cluster whose mean is " +
-    `short while single updates stay long pulls in different directions. ${pairWords(lines)}.`;
+    `short while single updates stay long pulls in different directions. Last: ${pairWords(lines)}.`;
   new Plot(byId("norms"), training, {
     label: words, height: 190, ...rangeOfRounds(run), lines, marks: splitMarks(run),
     isLog: values.length > 0 && high / low > 5,

@@ -198,13 +198,15 @@ function movePair(row, column) {
 
 function startMatrix() {
   const canvas = byId("matrix");
-  canvas.addEventListener("pointermove", (event) => {
+  const follow = (event) => {
     const box = canvas.getBoundingClientRect();
     const { start, cell } = matrixShown;
     const column = Math.floor((event.clientX - box.left - start) / cell);
     const row = Math.floor((event.clientY - box.top - start) / cell);
     if (pairCursor?.row !== row || pairCursor?.column !== column) movePair(row, column);
-  });
+  };
+  canvas.addEventListener("pointermove", follow);
+  canvas.addEventListener("pointerdown", follow); // a finger does not hover
   canvas.addEventListener("pointerleave", () => {
     pairCursor = null;
     paintMatrix();

@@ -249,14 +249,16 @@ class Plot {
       }
       return best;
     };
-    svg.addEventListener("pointermove", (event) => {
+    const follow = (event) => {
       const box = svg.getBoundingClientRect();
       const inner = this.width - MARGIN.left - MARGIN.right;
       const px = ((event.clientX - box.left) / box.width) * this.width - MARGIN.left;
       const { from, to } = this.spec;
       const round = nearest(from + (px / inner) * (to - from));
       if (round !== this.group.round) this.group.move(round);
-    });
+    };
+    svg.addEventListener("pointermove", follow);
+    svg.addEventListener("pointerdown", follow); // a finger does not hover
     svg.addEventListener("pointerleave", () => this.group.move(null));
     svg.addEventListener("blur", () => this.group.move(null));
     svg.addEventListener("keydown", (event) => {

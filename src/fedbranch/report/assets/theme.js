@@ -39,8 +39,14 @@ function startTheme(onChange) {
     showTheme(chosen);
     onChange();
   });
-  systemIsDark.addEventListener("change", () => {
+  const follow = () => {
     showTheme(chosen ?? ofSystem());
     onChange();
+  };
+  systemIsDark.addEventListener("change", follow);
+  addEventListener("beforeprint", () => {
+    showTheme("light"); // paper is white
+    onChange();
   });
+  addEventListener("afterprint", follow);
 }
