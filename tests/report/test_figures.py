@@ -64,6 +64,7 @@ def test_several_runs_are_laid_over_each_other(tmp_path):
     axes = draw(read_facts(folders), "training").axes[0]
 
     assert [line.get_label() for line in axes.get_lines()] == ["CFL (2 runs)"]
+    assert axes.get_title(loc="left") == "Accuracy, mean over clients; band: all seeds"
 
 
 def test_a_run_without_splits_can_be_drawn(tmp_path):

@@ -355,7 +355,9 @@ def _draw_comparison(room: SubplotSpec, comparison: JSON) -> None:
         )
     axes.set_xlabel("round")
     axes.set_ylabel(comparison["metric"])
-    axes.set_title(f"{comparison['metric'].capitalize()}, mean over clients; band: all seeds")
+    has_bands = any(curve["low"] is not None for curve in comparison["curves"])
+    band = "; band: all seeds" if has_bands else ""
+    axes.set_title(f"{comparison['metric'].capitalize()}, mean over clients{band}")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.margins(x=0.01)
 
