@@ -342,7 +342,7 @@ class _Run:
                 points[decision.node_id][decision.round] = [
                     told("mean_norm"),
                     told("max_norm"),
-                    told("gap", split.get("gap")),
+                    told("separation_gap", told("gap", split.get("gap"))),
                     told("cross_similarity", split.get("cross")),
                 ]
         num_lines = max((len(entry.record.cluster_sizes) for entry in self.history), default=1)

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import fedbranch
 from fedbranch.errors import FedbranchError
 from fedbranch.files import JSON
-from fedbranch.report.facts import read_facts
-from fedbranch.report.page import SCHEMA, page_of
+from fedbranch.report.facts import SCHEMA, read_facts
+from fedbranch.report.page import page_of
 from fedbranch.runs import RunFolder
 
 __all__ = ["serving", "watch"]

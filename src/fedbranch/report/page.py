@@ -19,10 +19,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedbranch.files import JSON, replace_file
+from fedbranch.report.facts import SCHEMA
 
 __all__ = ["page_of", "write_page"]
-
-SCHEMA = 1  # of the facts
 
 # In the order in which they build on each other.
 SCRIPTS = (
