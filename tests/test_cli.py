@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 
@@ -385,6 +386,41 @@ def test_a_page_in_the_folder_does_not_keep_a_run_from_going_on(finished):
     fedbranch_command("resume", run, cwd=folder)
 
     assert (folder_bytes(run), page.read_bytes()) == before
+
+
+def test_a_page_that_cannot_be_written_does_not_cost_the_result(finished, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder / "runs/small-1", tmp_path / "run")
+    (tmp_path / "run/report.html").unlink()
+    (tmp_path / "run/report.html/taken").mkdir(parents=True)
+
+    result = fedbranch_command("resume", "run", cwd=tmp_path)
+
+    assert "warning: there is no report: run/report.html cannot be written" in result.stderr
+    assert "Why each cluster was split" in result.stdout
+    assert "Report:" not in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_is_watched_until_a_signal(finished, number):
+    folder, _ = finished
+    process = subprocess.Popen(
+        [*COMMAND, "watch", "runs/small-1", "--port", "0", "--no-browser"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    with process:
+        address = process.stdout.readline().strip()
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            page = answer.read().decode()
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=60)
+
+    assert address.startswith("http://127.0.0.1:")
+    assert "small-1" in page
+    assert (process.returncode, rest, errors) == (0, "", "")
 
 
 def test_figures_are_drawn_to_a_file(finished):

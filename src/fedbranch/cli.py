@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import fedbranch
 from fedbranch.data import sources
-from fedbranch.errors import FedbranchError, InvalidExperiment, UsingPreviousState
+from fedbranch.errors import CannotWrite, FedbranchError, InvalidExperiment, UsingPreviousState
 from fedbranch.experiment import Experiment, preset_names
 from fedbranch.report.comparison import compare
 from fedbranch.report.facts import read_facts
@@ -352,7 +352,10 @@ def _finish(
                 f"fedbranch: engine {about['engine']} ({about['engine_reason']}); {_peak_memory()}",
                 file=sys.stderr,
             )
-            write_page(read_facts([run_folder]), run_folder.path / REPORT_FILE)
+            try:
+                write_page(read_facts([run_folder]), run_folder.path / REPORT_FILE)
+            except CannotWrite as error:  # the run is complete all the same
+                print(f"fedbranch: warning: there is no report: {error}", file=sys.stderr)
             _print(run_folder, as_json)
     except Stopped as stopped:
         has_begun = (folder / "run.json").exists()
@@ -367,11 +370,11 @@ def _print(run_folder: RunFolder, as_json: bool) -> None:
     comparison = compare(run_folder)
     page = run_folder.path / REPORT_FILE
     if as_json:
-        told = {"report": str(page) if page.exists() else None}
+        told = {"report": str(page) if page.is_file() else None}
         print(json.dumps({**comparison.to_json(), **told}, indent=2))
         return
     print_comparison(comparison, Console())
-    if page.exists():
+    if page.is_file():
         print(f"Report: {page}")
 
 
