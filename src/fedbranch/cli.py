@@ -389,6 +389,10 @@ def _peak_memory() -> str:
         resource.getrusage(who).ru_maxrss * unit / 2**20
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
+    if sys.platform == "linux":
+        # There the number above begins with what the process that started us had taken.
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        own = int(status.split("VmHWM:")[1].split()[0]) / 2**10
     parts = [f"peak memory {own:,.0f} MiB"]
     if worker:
         parts.append(f"{worker:,.0f} MiB in the largest worker")
