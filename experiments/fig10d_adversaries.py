@@ -377,7 +377,9 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
     by_thresholds = [m["methods"][THRESHOLDS]["recall"] for m in outcomes.of(f"sign {MOST}")]
     gained_by_thresholds = differences(f"sign {MOST}", THRESHOLDS, FL)
     lost_by_noise = differences(f"noise {MOST}", ORACLE, CFL)
-    by_noise = every("noise", CFL, "set_aside")
+    # Who was isolated is by itself: nobody is left there whom its replies could be unlike.
+    isolated_noise, aside_noise = every("noise", CFL, "recall"), every("noise", CFL, "set_aside")
+    by_noise = list(map(max, isolated_noise, aside_noise))
     by_lies, only_lies = every("lies", CFL, "recall"), every("lies", CFL, "precision")
     in_two_groups = differences("two groups, sign 20", CFL, FL)
     unharmed = [m["methods"][CFL]["num_clusters"] for m in outcomes.of("none 0")]
@@ -410,10 +412,10 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
             f"{mean_and_spread(gained_by_thresholds)} points over FL",
         ),
         Claim(
-            "noise is set aside, and costs honest clients less than 2 points",
+            "noise is set aside or isolated, and costs honest clients less than 2 points",
             min(by_noise) >= 0.8 and fmean(lost_by_noise) < 2,
-            f"at least {min(by_noise):.0%} of it, {mean_and_spread(lost_by_noise)} points lost to "
-            f"{MOST} %",
+            f"isolated in {isolated_noise.count(1.0)} of {len(by_noise)} runs, elsewhere at least "
+            f"{min(by_noise):.0%} set aside, {mean_and_spread(lost_by_noise)} points lost to {MOST} %",
         ),
         Claim(
             "who flips labels and lies about losses is isolated as well",
@@ -447,8 +449,10 @@ def summary(outcomes: Outcomes) -> str:
             for method in METHODS
         }
         recall = 100 * _mean(outcomes, part, CFL, "recall")
+        aside = 100 * _mean(outcomes, part, CFL, "set_aside")
+        fate = f"{recall:.0f} % isolated" if recall else f"{aside:.0f} % of it set aside"
         told.append(
-            f"{title}: FL {accuracy[FL]} %, CFL {accuracy[CFL]} % ({recall:.0f} % isolated), "
+            f"{title}: FL {accuracy[FL]} %, CFL {accuracy[CFL]} % ({fate}), "
             f"thresholds {accuracy[THRESHOLDS]} %, oracle {accuracy[ORACLE]} %"
         )
     return f"honest clients if {MOST} % attack: " + "; ".join(told)
