@@ -376,3 +376,74 @@ def test_ten_thousand_clients_are_folded(tmp_path):
     assert run["similarities"][0]["size"] == 256
     assert sum(map(len, run["clients"]["refusals"])) == 2000
     assert sum(run["clients"]["refused"]) == 12 * 3334
+
+
+def test_clusters_that_are_nearly_right_are_not_called_exact(tmp_path):
+    ids = [f"c{i}" for i in range(402)]
+    groups = {i: "A" if n < 200 else "B" if n < 400 else "C" for n, i in enumerate(ids)}
+    folder = RunFolder.create(tmp_path / "many", about(ids, groups=groups))
+    parts = (tuple(ids[:200]), tuple(ids[200:400]), (ids[400],), (ids[401],))
+    split = decision(0, 1, "split", groups=parts)
+    sizes = {1: 200, 2: 200, 3: 1, 4: 1}
+    folder.append(played(1, sizes, joined=tuple(ids), decisions=(split,)))
+
+    assert only_run(folder)["truth"]["ari"] == 0.9999  # 0.99998, to four digits 1
+
+
+def test_who_is_on_the_way_down_is_in_no_cluster_of_its_own(tmp_path):
+    folder = RunFolder.create(
+        tmp_path / "way", about(groups=dict(zip("abcd", "xxyy", strict=True)))
+    )
+    split = decision(0, 1, "split", groups=(("a", "b"), ("c",)))
+    folder.append(played(1, {1: 2, 2: 1}, joined=tuple("abc"), decisions=(split,)))
+    folder.append(played(2, {1: 2, 2: 1}, joined=("d",)))
+
+    truth = only_run(folder)["truth"]
+
+    assert truth["counts"] == [[2, 0], [0, 1]]
+    assert truth["ari"] == 1
+
+
+def test_who_left_does_not_count_at_the_end(tmp_path):
+    folder = RunFolder.create(tmp_path / "left", about("abc"))
+    folder.append(played(1, {0: 3}, {"a": 0.8, "b": 0.8, "c": 0.1}, joined=tuple("abc")))
+    folder.append(played(2, {0: 2}, {"a": 0.9, "b": 0.9}, left=("c",)))
+
+    row = read_facts([folder, folder])["comparison"]["table"][0]
+
+    assert (row["last"]["accuracy"], row["worst"]["accuracy"]) == (0.9, 0.9)
+
+
+def test_the_norms_of_a_split_in_the_first_round_are_told(tmp_path):
+    folder = RunFolder.create(tmp_path / "first", about("ab"))
+    split = decision(0, 1, "split", groups=(("a",), ("b",)))
+    folder.append(played(1, {1: 1, 2: 1}, joined=("a", "b"), decisions=(split,)))
+
+    assert only_run(folder)["norms"]["0"]["mean"] == [0.1]
+
+
+def test_a_link_to_a_run_does_not_garble_how_to_go_on(tmp_path, monkeypatch):
+    RunFolder.create(tmp_path / "real", about())
+    (tmp_path / "e").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+
+    run = only_run(RunFolder("e"))
+
+    assert run["how_to_go_on"] == "continue with: fedbranch resume real"
+
+
+def test_the_largest_float_stays_finite(tmp_path):
+    folder = RunFolder.create(tmp_path / "large", about("a"))
+    largest = {"a": {"loss": 1.7976931348623157e308}}
+    record = RoundRecord(round=1, cluster_sizes={0: 1}, joined=("a",))
+    folder.append(Round(record=record, evaluation=largest))
+
+    json.dumps(read_facts([folder]), allow_nan=False)
+
+
+def test_a_loss_is_not_the_main_metric_however_it_is_written(tmp_path):
+    folder = RunFolder.create(tmp_path / "Loss", about("a"))
+    record = RoundRecord(round=1, cluster_sizes={0: 1}, joined=("a",))
+    folder.append(Round(record=record, evaluation={"a": {"Loss": 1.0, "accuracy": 0.5}}))
+
+    assert [metric["name"] for metric in only_run(folder)["metrics"]] == ["accuracy", "Loss"]

@@ -1,13 +1,15 @@
 """Figures for papers."""
 
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 from fedbranch.errors import CannotWrite, FedbranchError
+from fedbranch.records import RoundRecord
 from fedbranch.report.facts import read_facts
 from fedbranch.report.figures import draw, save_figure
-from fedbranch.runs import RunFolder
+from fedbranch.runs import Round, RunFolder
 
 from .folders import about, played, split_run
 
@@ -99,3 +101,29 @@ def test_without_matplotlib_the_error_says_what_to_install(facts, tmp_path, monk
 
     with pytest.raises(FedbranchError, match=r"pip install 'fedbranch\[report\]'"):
         save_figure(facts, tmp_path / "fig.png")
+
+
+def metric_run(path, name, value=0.5):
+    folder = RunFolder.create(path, about("a"))
+    record = RoundRecord(round=1, cluster_sizes={0: 1}, joined=("a",))
+    folder.append(Round(record=record, evaluation={"a": {name: value}}))
+    return folder
+
+
+@pytest.mark.parametrize("name", [r"$\frac{$", "a\x00\x1b", "a\ud800", "x" * 1000, ""])
+def test_any_name_of_a_metric_can_be_drawn(tmp_path, name):
+    runs = [metric_run(tmp_path / run, name) for run in (r"$\x{$", r"$\y{$")]
+
+    save_figure(read_facts(runs), tmp_path / "fig.svg")
+
+    ElementTree.parse(tmp_path / "fig.svg")
+
+
+def test_abbreviations_stay_as_they_are(tmp_path):
+    (axes,) = draw(read_facts([metric_run(tmp_path / "run", "mean AUC")]), "training").axes
+
+    assert axes.get_title(loc="left").startswith("Mean AUC of each cluster")
+
+
+def test_a_run_whose_metrics_are_all_nan_can_be_drawn(tmp_path):
+    save_figure(read_facts([metric_run(tmp_path / "run", "loss", None)]), tmp_path / "fig.svg")

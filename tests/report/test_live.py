@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fedbranch.report.live import serving
+from fedbranch.report.live import _own_names, serving
 from report.growing_run import GrowingRun
 
 
@@ -234,3 +234,8 @@ def test_a_folder_that_goes_away_is_no_error(address, run):
     shutil.rmtree(run.folder.path)
 
     assert json.loads(ask(address)[1])["runs"] == []
+
+
+def test_browsers_leave_out_the_port_80():
+    assert "127.0.0.1" in _own_names(80)
+    assert _own_names(8000) == {"127.0.0.1:8000", "localhost:8000"}

@@ -590,3 +590,97 @@ def test_screenshots(show, run, tmp_path):
 
     pictures = [(folder / f"{name}.png").read_bytes() for name in scenes]
     assert len(set(pictures)) == len(scenes)
+
+
+# What only some runs have
+
+
+def test_no_metric_name_breaks_the_page(show):
+    facts = made_facts()
+    (run,) = facts["runs"]
+    names = ["constructor", "__proto__", "toString"]
+    run["metrics"] = [{"name": name, "is_better": "lower", "is_log": False} for name in names]
+    for values in (run["clients"]["last"], run["series"]["nodes"]):
+        values.update(dict.fromkeys(names, values["accuracy"]))
+    facts["comparison"] = made_comparison()
+    facts["comparison"]["table"][0]["last"] = dict.fromkeys(names, 0.5)
+    page = show(facts)
+
+    expect(page.locator("#comparison-table tbody tr").nth(1)).to_contain_text("–")
+    for name in names:
+        page.locator("#metric").select_option(name)
+        expect(page.locator("#curves-title")).to_contain_text(name)
+        assert not page.locator("#log").is_checked()
+
+
+@pytest.mark.parametrize("is_log", [True, False])
+def test_the_largest_numbers_can_be_drawn(show, is_log):
+    facts = made_facts()
+    (run,) = facts["runs"]
+    run["metrics"][0] = {**run["metrics"][0], "is_log": is_log}
+    name = run["metrics"][0]["name"]
+    for line in run["series"]["nodes"][name].values():
+        line["mean"][-1] = line["high"][-1] = 1.7976931348623157e308
+    page = show(facts)
+
+    assert page.locator("#curves .tick").count() < 50
+
+
+def test_a_folded_cell_names_the_clients_that_are_in_it(show):
+    facts = made_facts(num_clients=300)
+    similarity = facts["runs"][0]["similarities"][0]
+    assert (similarity["num_clients"], similarity["size"]) == (300, 256)
+    page = show(facts)
+    matrix = page.locator("#matrix")
+
+    matrix.press("ArrowRight")  # row 0, column 1: as the facts are folded, one client each
+
+    ids = facts["runs"][0]["clients"]["ids"]
+    first, second = (ids[similarity["order"][place]] for place in (0, 1))
+    expect(page.locator("#pair")).to_contain_text(f"{first} (")
+    expect(page.locator("#pair")).to_contain_text(f"and {second} (")
+    expect(page.locator("#pair")).not_to_contain_text("…")
+
+
+def test_a_run_without_metrics_shows_nothing_of_another(show):
+    facts = made_facts()
+    bare = made_facts()["runs"][0]
+    bare |= {"name": "bare", "metrics": []}
+    facts["runs"].append(bare)
+    page = show(facts)
+    page.locator("#run").select_option("1")
+
+    expect(page.locator("#curves-table")).to_be_hidden()
+    expect(page.locator("#log")).to_be_hidden()
+
+
+def test_a_metric_of_training_is_not_called_held_out(show):
+    facts = made_facts()
+    facts["runs"][0]["measured_on"] = "training data"
+    page = show(facts)
+
+    expect(page.locator("#curves-title")).to_have_text(re.compile("on training data$"))
+    expect(page.locator("#curves-words")).to_contain_text("on training data")
+
+
+def test_a_value_is_told_with_its_own_round(show):
+    facts = made_facts()
+    (run,) = facts["runs"]
+    line = run["series"]["nodes"]["accuracy"]["1"]
+    line["mean"][0] = line["mean"][-1] = None
+    rounds = run["series"]["rounds"][line["first"] :][: len(line["mean"])]
+    page = show(facts)
+    page.locator("#curves-table summary").click()
+
+    row = page.locator("#curves-table tbody tr").nth(1)
+    expect(row).to_contain_text(f"in round {rounds[1]}")
+    expect(row).to_contain_text(f"in round {rounds[-2]}")
+
+
+def test_the_summary_is_about_those_who_are_there(show):
+    facts = made_facts()
+    (run,) = facts["runs"]
+    run["nodes"][0]["last"]["accuracy"] = 0.123
+    page = show(facts)
+
+    expect(page.locator("#summary")).to_contain_text("mean accuracy 0.123")

@@ -67,3 +67,11 @@ def test_without_tensorboard_the_error_says_what_to_install(tmp_path, monkeypatc
 
     with pytest.raises(FedbranchError, match=r"pip install 'fedbranch\[tensorboard\]'"):
         write_events({"runs": []}, tmp_path)
+
+
+def test_a_metric_of_half_a_surrogate_pair_is_written(tmp_path):
+    facts = read_facts([split_run(tmp_path / "run")])
+    overall = facts["runs"][0]["series"]["overall"]
+    overall["\ud800"] = overall.pop("accuracy")
+
+    assert write_events(facts, tmp_path / "events")

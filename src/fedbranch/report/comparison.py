@@ -45,7 +45,9 @@ class Comparison:
     def metric(self) -> str:
         """The measure to show: the first that is not a loss, or else the first."""
         names = [name for metrics in self.final[self.run.method].values() for name in metrics]
-        return next((name for name in names if "loss" not in name), next(iter(names), "loss"))
+        return next(
+            (name for name in names if "loss" not in name.lower()), next(iter(names), "loss")
+        )
 
     @property
     def is_complete(self) -> bool:

@@ -143,7 +143,9 @@ class _Run:
             # Whoever gets the report by mail has no use for our paths.
             "how_to_go_on": None
             if is_complete
-            else folder.how_to_go_on.replace(str(folder.path), self.name),
+            else folder.how_to_go_on.removesuffix(f" {folder.path}")
+            + ("" if self.about.get("driver") == "flower" else f" {self.name}"),
+            "measured_on": "training data" if self.in_training else "held-out data",
             "metrics": [metric.to_json() for metric in self.metrics],
             "clients": self._clients(),
             "nodes": self._nodes(),
@@ -164,9 +166,9 @@ class _Run:
             metrics=self.metrics,
             history=self.history,
             in_training=self.in_training,
-            last=self.last,
+            last=_of_those_who_stayed(self.history, self.last),
             num_clusters=_num_clusters(self.history),
-            ari=self._ari(self.growth.positions),
+            ari=self._ari(self._placed()),
         )
 
     def rivals(self) -> list[Contestant]:
@@ -190,7 +192,10 @@ class _Run:
                     metrics=metrics,
                     history=reading.history,
                     in_training=in_training,
-                    last=latest(reading.history, metrics, in_training=in_training),
+                    last=_of_those_who_stayed(
+                        reading.history,
+                        latest(reading.history, metrics, in_training=in_training),
+                    ),
                     num_clusters=_num_clusters(reading.history),
                     ari=self._ari(positions),
                 )
@@ -287,6 +292,8 @@ class _Run:
         for entry in self.history:
             for node_id, size in entry.record.cluster_sizes.items():
                 largest[node_id] = max(size, largest.get(node_id, 0))
+            for split in entry.record.splits:  # in the first round it never had a size
+                largest.setdefault(split.node_id, sum(map(len, split.groups)))
         ranked = sorted(largest, key=lambda node_id: (-largest[node_id], node_id))
         return sorted(ranked[:MOST_LINES])
 
@@ -362,18 +369,23 @@ class _Run:
 
     def _truth(self) -> JSON | None:
         """Hold the clusters against the true groups."""
-        positions = self.growth.positions
-        placed = [i for i in positions if i in self.groups and positions[i] in self.leaf_ids]
+        placed = {i: leaf for i, leaf in self._placed().items() if i in self.groups}
         if not placed:
             return None
-        count = Counter((self.groups[i], positions[i]) for i in placed)
+        leaf_ids = self.leaf_ids
+        count = Counter((self.groups[i], leaf) for i, leaf in placed.items())
         groups = sorted({self.groups[i] for i in placed}, key=natural_order)
         return {
-            "ari": self._ari(positions),
+            "ari": self._ari(placed),
             "groups": groups,
-            "leaves": self.leaf_ids,
-            "counts": [[count[group, leaf] for leaf in self.leaf_ids] for group in groups],
+            "leaves": leaf_ids,
+            "counts": [[count[group, leaf] for leaf in leaf_ids] for group in groups],
         }
+
+    def _placed(self) -> dict[str, int]:
+        """Give the leaf of every client that is at one; others are still on their way down."""
+        leaf_ids = set(self.leaf_ids)
+        return {i: node for i, node in self.growth.positions.items() if node in leaf_ids}
 
     def _ari(self, positions: Mapping[str, int]) -> float | None:
         known = sorted(i for i in positions if i in self.groups)
@@ -382,7 +394,17 @@ class _Run:
         from sklearn.metrics import adjusted_rand_score  # a second to load
 
         true, found = [self.groups[i] for i in known], [positions[i] for i in known]
-        return number(float(adjusted_rand_score(true, found)))
+        ari = float(adjusted_rand_score(true, found))
+        # Of many clients a few may be wrong and the index still round to 1, which says: exactly.
+        return 1.0 if ari == 1 else min(float(f"{ari:.4g}"), 0.9999)
+
+
+def _of_those_who_stayed(
+    history: Sequence[Round], last: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Leave out the clients that left: what they reported then says nothing about the end."""
+    _, left = comings_and_goings(history)
+    return {name: {i: v for i, v in of.items() if i not in left} for name, of in last.items()}
 
 
 def _num_clusters(history: Sequence[Round]) -> int:

@@ -35,6 +35,7 @@ DASHES = ("-", (0, (5, 1.5)), (0, (3, 1.2, 1, 1.2)), (0, (1, 1)))
 WIDTH = 6.9  # inches: both columns of a paper
 MOST_NAMED_LINES = 12  # curves in a legend
 MOST_MATRICES = 6
+LONGEST_NAME = 60  # characters of a metric or a curve
 
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -200,6 +201,25 @@ def _floats(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
+def _readable(text: str) -> str:
+    r"""Give a text that clients may have chosen so that matplotlib draws it as it is.
+
+    Examples
+    --------
+    >>> print(_readable("$x$"))
+    \$x\$
+    """
+    shown = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    if len(shown) > LONGEST_NAME:
+        shown = shown[: LONGEST_NAME - 1] + "…"
+    return shown.replace("$", r"\$")  # two of them would begin a formula
+
+
+def _as_title(name: str) -> str:
+    """Begin with a capital and leave the others: AUC stays AUC."""
+    return _readable(name[:1].upper() + name[1:])
+
+
 def _mark_splits(axes: Axes, run: JSON, *, are_named: bool) -> None:
     rounds = sorted({d["round"] for d in run["decisions"] if d["verdict"] == "split"})
     for number in rounds:
@@ -256,8 +276,8 @@ def _fill_training(axes: Axes, run: JSON) -> None:
     _mark_splits(axes, run, are_named=True)
     if metric["is_log"]:
         axes.set_yscale("log")
-    axes.set_ylabel(metric["name"])
-    axes.set_title(f"{metric['name'].capitalize()} of each cluster; band: 80% of its clients")
+    axes.set_ylabel(_readable(metric["name"]))
+    axes.set_title(f"{_as_title(metric['name'])} of each cluster; band: 80% of its clients")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.margins(x=0.01)
@@ -351,13 +371,13 @@ def _draw_comparison(room: SubplotSpec, comparison: JSON) -> None:
             _floats(curve["mean"]),
             color=colour,
             linestyle=dashes,
-            label=curve["title"] + seeds,
+            label=_readable(curve["title"]) + seeds,
         )
     axes.set_xlabel("round")
-    axes.set_ylabel(comparison["metric"])
+    axes.set_ylabel(_readable(comparison["metric"]))
     has_bands = any(curve["low"] is not None for curve in comparison["curves"])
     band = "; band: all seeds" if has_bands else ""
-    axes.set_title(f"{comparison['metric'].capitalize()}, mean over clients{band}")
+    axes.set_title(f"{_as_title(comparison['metric'])}, mean over clients{band}")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.margins(x=0.01)
 
@@ -409,7 +429,7 @@ def _draw_tree(room: SubplotSpec, run: JSON) -> None:
         if node["split_in_round"] is not None:
             told.append(f"split in round {node['split_in_round']}")
         elif metric is not None and node["last"].get(metric) is not None:
-            told.append(f"{metric} {node['last'][metric]:.3g}")
+            told.append(f"{_readable(metric)} {node['last'][metric]:.3g}")
         is_leaf = not node["children"]
         axes.annotate(
             "\n".join(told) if is_leaf else ", ".join(told),

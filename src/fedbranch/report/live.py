@@ -187,6 +187,12 @@ def _waiting(words: str) -> JSON:
     }
 
 
+def _own_names(port: int) -> set[str]:
+    """Give what browsers call us in the Host header; the port 80 they leave out."""
+    names = {ADDRESS, "localhost"}
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True  # a browser that keeps a connection open keeps nobody from stopping
     allow_reuse_address = sys.platform != "win32"  # where it would share a port that is taken
@@ -209,8 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page or the facts."""
-        names = {f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")}
-        if self.headers.get("Host") not in names:
+        if self.headers.get("Host") not in _own_names(self.server.server_port):
             self._refuse(HTTPStatus.FORBIDDEN, "this page is for this machine only")
         elif self.path == "/":
             page = page_of(self.server.folder.read().facts, live=True)

@@ -93,7 +93,10 @@ def number(value: float | None) -> float | None:
     """
     if value is None or not math.isfinite(value):
         return None
-    return value if isinstance(value, int) else float(f"{value:.4g}")
+    if isinstance(value, int):
+        return value
+    rounded = float(f"{value:.4g}")
+    return rounded if math.isfinite(rounded) else value  # the largest floats round to infinity
 
 
 def numbers(values: Iterable[float | None]) -> list[float | None]:
@@ -117,7 +120,7 @@ def metrics_of(history: Sequence[Round], *, in_training: bool) -> list[Metric]:
                     low, high = min(low, value), max(high, value)
                 ranges[name] = low, high
     names = [name for name, (low, high) in ranges.items() if low <= high]
-    main = next((name for name in names if "loss" not in name), None)
+    main = next((name for name in names if "loss" not in name.lower()), None)
     names.sort(key=lambda name: name != main)
     return [_metric(name, *ranges[name]) for name in names[:MOST_METRICS]]
 
@@ -184,10 +187,12 @@ def trace(
 
 
 def _shown_rounds(history: Sequence[Round], num_metrics: int, *, in_training: bool) -> list[int]:
+    if not num_metrics:  # clients may have reported nothing but NaN
+        return []
     measured = [e.record.round for e in history if measured_in(e, in_training=in_training)]
     splits = [entry.record.round for entry in history if entry.record.splits]
     num_lines = max((len(entry.record.cluster_sizes) for entry in history), default=1)
-    per_round = 3 * max(1, num_metrics) * max(1, min(num_lines, MOST_LINES))
+    per_round = 3 * num_metrics * max(1, min(num_lines, MOST_LINES))
     # A split that was not measured at once shows when it was.
     shown = [next((r for r in measured if r >= split), None) for split in splits]
     most = min(MOST_POINTS, max(LEAST_POINTS, MOST_NODE_NUMBERS // per_round))

@@ -77,6 +77,7 @@ def _write_run(run: JSON, folder: Path) -> None:
             if decision["verdict"] in ("split", "merge"):
                 text = f"node {decision['node']} {decision['title']}: {decision['reason']}"
                 number = decision["round"]
+                text = text.encode(errors="replace").decode()
                 writer.add_text("splits", text, number, walltime=number)
     node_ids = {int(n) for of in [*series["nodes"].values(), run["norms"]] for n in of}
     for node_id in sorted(node_ids):
@@ -110,6 +111,7 @@ def _write_line(
     writer: SummaryWriter, tag: str, rounds: Sequence[int], values: Iterable[float | None]
 ) -> None:
     # The round stands for the time too: when somebody wrote the file says nothing about the run.
+    tag = tag.encode(errors="replace").decode()  # half a surrogate pair cannot be written
     for number, value in zip(rounds, values, strict=False):
         if value is not None:
             writer.add_scalar(tag, value, number, walltime=number)

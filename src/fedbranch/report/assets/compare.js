@@ -42,7 +42,7 @@ function drawComparisonTable({ table, metric }) {
       "clusters", "ARI", "rounds"],
     table.map((row) => [
       row.run, row.title, row.seed === null ? "–" : String(row.seed),
-      ...metrics.flatMap((name) => [shown(row.last[name]), shown(row.worst?.[name])]),
+      ...metrics.flatMap((name) => [shown(given(row.last, name)), shown(given(row.worst, name))]),
       row.clusters === null ? "–" : whole(row.clusters), shown(row.ari), whole(row.rounds),
     ]),
   ));

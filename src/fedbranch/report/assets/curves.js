@@ -21,7 +21,7 @@ function splitMarks(run) {
 function metricLines(run, metric) {
   const looks = looksOf(run);
   const { series } = run;
-  const byNode = Object.entries(series.nodes[metric.name] ?? {}).map(([id, s]) => [Number(id), s]);
+  const byNode = Object.entries(given(series.nodes, metric.name) ?? {}).map(([id, s]) => [Number(id), s]);
   const lines = [];
   const bands = [];
   for (const [id, s] of byNode) {
@@ -39,7 +39,7 @@ function metricLines(run, metric) {
       bands.push({ rounds, low: s.low, high: s.high, look });
     }
   }
-  const clients = series.clients?.[metric.name];
+  const clients = given(series.clients, metric.name);
   if (clients && state.node !== null) {
     for (const index of nodesOf(run).get(state.node).clients.slice(0, MOST_CLIENT_LINES)) {
       lines.push({
@@ -50,7 +50,7 @@ function metricLines(run, metric) {
     }
   }
   const root = run.nodes.find((node) => node.parent === null).id;
-  const plain = series.plain?.nodes[metric.name];
+  const plain = given(series.plain?.nodes, metric.name);
   const whose = plain?.[state.node] ? state.node : root;
   if (plain?.[whose]) {
     lines.push({
@@ -60,6 +60,14 @@ function metricLines(run, metric) {
   }
   return { lines, bands };
 }
+
+const placeOf = (run) => run.measured_on ?? "held-out data";
+
+const isKnown = (value) => value !== null && value !== undefined;
+
+/** A value of a line and when it was measured; a cluster may be measured later than it is born. */
+const toldAt = (line, position) =>
+  position < 0 ? "–" : `${shown(line.values[position])} in round ${line.rounds[position]}`;
 
 const lastOf = (values) => values.findLast((value) => value !== null && value !== undefined) ?? null;
 
@@ -72,7 +80,7 @@ function curveWords(run, metric, lines) {
   const told = clusters.length <= 6
     ? clusters.map((line) => `${line.title} ends at ${shown(lastOf(line.values))}`).join(", ")
     : `the ${clusters.length} clusters end between ${shown(Math.min(...ends))} and ${shown(Math.max(...ends))}`;
-  return `Mean ${metric.name} on held-out data by cluster (${metric.is_better} is better): ${told}.${beside}` +
+  return `Mean ${metric.name} on ${placeOf(run)} by cluster (${metric.is_better} is better): ${told}.${beside}` +
     " Bands hold the clients from the 10 % to the 90 % quantile.";
 }
 
@@ -92,15 +100,18 @@ function drawMetric(run, metric) {
   if ([...chooser.options].map((o) => o.value).join("\n") !== names.join("\n")) {
     chooser.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
   }
+  for (const id of ["metric", "log"]) byId(id).closest("label").hidden = !metric;
+  byId("curves-table").hidden = !metric;
   if (!metric) {
+    training.charts.delete(byId("curves"));
     byId("curves-words").textContent = "Nothing was evaluated on held-out data.";
     for (const id of ["curves-title", "curves"]) byId(id).replaceChildren();
     return;
   }
   chooser.value = metric.name;
-  const isLog = state.isLog[metric.name] ?? metric.is_log;
+  const isLog = state.isLog.get(metric.name) ?? metric.is_log;
   byId("log").checked = isLog;
-  byId("curves-title").textContent = `${metric.name} on held-out data`;
+  byId("curves-title").textContent = `${metric.name} on ${placeOf(run)}`;
   const { lines, bands } = metricLines(run, metric);
   const words = curveWords(run, metric, lines);
   new Plot(byId("curves"), training, {
@@ -109,10 +120,10 @@ function drawMetric(run, metric) {
   byId("curves-words").textContent = words;
   const rows = run.nodes.map((node) => {
     const line = lines.find((l) => l.node === node.id);
-    const plain = node.plain?.[metric.name] ?? null;
+    const plain = given(node.plain, metric.name);
     return [clusterName(node), whole(node.num_clients),
-      line ? `${shown(line.values.find((v) => v !== null))} in round ${line.rounds[0]}` : "–",
-      line ? `${shown(lastOf(line.values))} in round ${line.rounds[line.rounds.length - 1]}` : "–",
+      line ? toldAt(line, line.values.findIndex(isKnown)) : "–",
+      line ? toldAt(line, line.values.findLastIndex(isKnown)) : "–",
       shown(plain)];
   });
   byId("curves-table").lastElementChild.replaceChildren(

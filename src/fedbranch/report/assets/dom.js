@@ -53,6 +53,9 @@ function shown(value) {
 const signed = (value) =>
   value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + shown(value);
 
+/** A value by a name that clients chose: "constructor" is no value unless it was given one. */
+const given = (values, name) => (values && Object.hasOwn(values, name) ? values[name] : null);
+
 const whole = (number) => Number(number).toLocaleString("en");
 
 const counted = (number, one, many = one + "s") => `${whole(number)} ${number === 1 ? one : many}`;

@@ -18,9 +18,11 @@ function summaryOf(run) {
     parts.push(`${counted(numClients, "client")} split into ${counted(leaves.length, "cluster")} ${rounds}`);
   }
   const metric = run.metrics[0];
-  const last = metric ? mean(run.clients.last[metric.name] ?? []) : null;
+  // Of those who are there now, as in the tree: some may have left.
+  const root = run.nodes.find((node) => node.parent === null);
+  const last = metric ? given(root.last, metric.name) : null;
   if (last !== null) {
-    const plain = mean(run.clients.plain?.[metric.name] ?? []);
+    const plain = given(root.plain, metric.name);
     const beside = plain === null ? "" : ` against ${shown(plain)} under plain FL`;
     parts.push(`mean ${metric.name} ${shown(last)}${beside}`);
   }

@@ -38,7 +38,7 @@ function start() {
     change({ run: Number(event.target.value), node: null, split: null, page: 0 }));
   byId("metric").addEventListener("change", (event) => change({ metric: event.target.value }));
   byId("log").addEventListener("change", (event) =>
-    change({ isLog: { ...state.isLog, [theMetric().name]: event.target.checked } }));
+    change({ isLog: new Map(state.isLog).set(theMetric().name, event.target.checked) }));
   byId("show-all").addEventListener("click", () => change({ node: null, page: 0, split: null }));
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && state.node !== null && event.target.id !== "search") select(state.node);

@@ -30,8 +30,8 @@ function chosenSimilarity(run) {
 
 /** The clients behind one cell's row: one, or several neighbours that were folded. */
 function clientsOfCell(similarity, cell) {
-  const perCell = similarity.num_clients / similarity.size;
-  return [Math.floor(cell * perCell), Math.max(Math.ceil((cell + 1) * perCell) - 1, 0)];
+  const start = (number) => Math.floor((number * similarity.num_clients) / similarity.size);
+  return [start(cell), start(cell + 1) - 1];
 }
 
 function drawMatrix() {

@@ -39,9 +39,9 @@ function clusterWords(run, node) {
   }
   if (Object.keys(node.groups).length) row("true groups", groupsText(node).replace(/^true groups? /, ""));
   for (const metric of run.metrics) {
-    const last = node.last?.[metric.name] ?? null;
+    const last = given(node.last, metric.name);
     if (last === null) continue;
-    const plain = node.plain?.[metric.name] ?? null;
+    const plain = given(node.plain, metric.name);
     row(metric.name, shown(last), plain === null ? "" : ` (plain FL ${shown(plain)})`);
   }
   const decisions = run.decisions.filter((decision) => decision.node === node.id);

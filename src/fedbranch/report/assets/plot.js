@@ -1,7 +1,10 @@
 // Lines over rounds: axes, bands, marks, and a cursor that all charts of a group share.
 
 const MOST_NAMED_MARKS = 6;
+const LARGEST_SHOWN = 1e307; // clients can report any number; beyond this an axis would end at infinity
 const MARGIN = { top: 18, right: 12, bottom: 26, left: 56 };
+
+const within = (value) => Math.max(-LARGEST_SHOWN, Math.min(LARGEST_SHOWN, value));
 
 /** Charts that are read at the same round; moving the cursor in one moves it in all. */
 class CursorGroup {
@@ -81,6 +84,7 @@ class Plot {
     };
     for (const line of lines) take(line.values);
     for (const band of bands) take(band.low), take(band.high);
+    if (low <= high) [low, high] = [within(low), within(high)];
     if (low > high) [low, high] = isLog ? [0.1, 1] : [0, 1];
     if (isLog) {
       if (high / low < 1.1) [low, high] = [low / 1.1, high * 1.1];
@@ -93,7 +97,7 @@ class Plot {
     const innerWidth = this.width - MARGIN.left - MARGIN.right;
     const innerHeight = this.height - MARGIN.top - MARGIN.bottom;
     this.x = (round) => MARGIN.left + ((round - from) / Math.max(1, to - from)) * innerWidth;
-    const scaled = isLog ? Math.log : (value) => value;
+    const scaled = isLog ? Math.log : within;
     const [bottom, top] = [scaled(low), scaled(high)];
     this.y = (value) =>
       MARGIN.top + innerHeight * (1 - (scaled(value) - bottom) / (top - bottom));

@@ -5,7 +5,7 @@ const state = {
   run: 0, // position in facts.runs
   node: null, // the selected cluster; null: all of them
   metric: null,
-  isLog: {}, // what was ticked -> whether its axis is logarithmic
+  isLog: new Map(), // metric -> whether somebody wants its axis to be logarithmic
   split: null, // which similarity matrix: "node@round"; null: the first, or the selected cluster's
   query: "",
   sort: { column: "client", isDown: false },

@@ -11,8 +11,8 @@ function columnsOf(run, metric) {
     isNumber: true, value: (i) => column[i] ?? null, text: (i) => format(column[i] ?? null),
   });
   const counts = (column) => number(column, (value) => (value === null ? "–" : whole(value)));
-  const last = metric && clients.last[metric.name];
-  const plain = metric && clients.plain?.[metric.name];
+  const last = metric && given(clients.last, metric.name);
+  const plain = metric && given(clients.plain, metric.name);
   const columns = [
     { key: "client", title: "client", ...text((i) => clientName(run, i)) },
     {

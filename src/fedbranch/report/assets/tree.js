@@ -57,7 +57,7 @@ function layoutOf(run) {
 function nodeWords(run, node, metric) {
   const parts = [clusterName(node), counted(node.num_clients, "client")];
   if (groupsText(node)) parts.push(groupsText(node));
-  const last = metric && node.last?.[metric.name];
+  const last = metric && given(node.last, metric.name);
   if (last !== null && last !== undefined) parts.push(`mean ${metric.name} ${shown(last)}`);
   if (node.split_in_round !== null) {
     parts.push(`split in round ${node.split_in_round} into ${counted(node.children.length, "cluster")}`);
@@ -126,7 +126,7 @@ function nodeButton(run, node, metric, place, isDense) {
   const classes = ["node", isLeaf(node) ? "leaf" : "inner"];
   if (node.id === state.node) classes.push("selected");
   if (!isInSight(run, node.id)) classes.push("faint");
-  const last = metric && node.last?.[metric.name];
+  const last = metric && given(node.last, metric.name);
   const value = last === null || last === undefined ? "" : ` · ${shown(last)}`;
   return draw(
     "g",
@@ -178,7 +178,7 @@ function treeKey(event, run, node) {
 function drawTreeWords(run, metric) {
   const leaves = leavesOf(run);
   const words = leaves.slice(0, 8).map((leaf) => {
-    const last = metric && leaf.last?.[metric.name];
+    const last = metric && given(leaf.last, metric.name);
     const value = last === null || last === undefined ? "" : `, ${metric.name} ${shown(last)}`;
     return `cluster ${leaf.id} (${counted(leaf.num_clients, "client")}${value})`;
   });
