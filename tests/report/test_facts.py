@@ -10,7 +10,7 @@ import pytest
 import fedbranch as fb
 from fedbranch.errors import DamagedFile, UsingPreviousState
 from fedbranch.records import RoundRecord
-from fedbranch.report import reading
+from fedbranch.report import facts, reading
 from fedbranch.report.facts import read_facts
 from fedbranch.runs import Round, RunFolder
 from tests.flower.federations import make_grid, start
@@ -137,6 +137,14 @@ def test_clusters_are_held_against_the_true_groups(run):
         "leaves": [1, 2],
         "counts": [[2, 0], [0, 2]],
     }
+
+
+def test_too_many_groups_for_a_table_are_left_out_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "MOST_COUNTS", 3)
+
+    folded = only_run(split_run(tmp_path / "small"))  # two groups, two clusters
+
+    assert folded["truth"] == {"ari": 1.0, "groups": [], "leaves": [], "counts": []}
 
 
 def test_news_say_who_came_and_moved(run):

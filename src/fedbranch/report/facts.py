@@ -42,6 +42,7 @@ __all__ = ["SCHEMA", "read_facts"]
 
 SCHEMA = 1
 MOST_DECISIONS = 2000
+MOST_COUNTS = 5000  # true groups times clusters
 MOST_NORM_NUMBERS = 25_000
 LONGEST_REASON = 300  # characters
 
@@ -375,6 +376,8 @@ class _Run:
         leaf_ids = self.leaf_ids
         count = Counter((self.groups[i], leaf) for i, leaf in placed.items())
         groups = sorted({self.groups[i] for i in placed}, key=natural_order)
+        if len(groups) * len(leaf_ids) > MOST_COUNTS:
+            groups, leaf_ids = [], []  # no table that anybody could read
         return {
             "ari": self._ari(placed),
             "groups": groups,

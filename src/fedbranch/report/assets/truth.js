@@ -11,6 +11,7 @@ function drawTruth() {
     : "The clusters are not the true groups";
   byId("truth-words").textContent =
     `${verdict}: adjusted Rand index ${shown(truth.ari)} (1: the same, 0: no better than chance).`;
+  byId("truth-table").hidden = !truth.counts.length; // folded away: too many
   const most = Math.max(1, ...truth.counts.flat());
   byId("truth-table").replaceChildren(tableOf(
     "Clients of each true group in each cluster",
