@@ -3,23 +3,25 @@
 /** "20 clients split into 4 clusters in round 15; ...": what a reader should take away. */
 function summaryOf(run) {
   const leaves = leavesOf(run);
-  const numClients = run.clients.ids.length;
+  const root = run.nodes.find((node) => node.parent === null);
+  const all = run.clients.ids.length;
+  const present = run.rounds_done ? root.num_clients : all; // others have left, or not come yet
+  const clients = counted(present, "client") + (present < all ? ` (of ${whole(all)})` : "");
   const splits = [...new Set(run.nodes.map((n) => n.split_in_round).filter((r) => r !== null))];
   splits.sort((a, b) => a - b);
   const parts = [];
   if (leaves.length < 2) {
-    parts.push(`${counted(numClients, "client")} in one cluster, not split`);
+    parts.push(`${clients} in one cluster, not split`);
   } else if (splits.length === 0) {
-    parts.push(`${counted(numClients, "client")} in ${counted(leaves.length, "cluster")}`);
+    parts.push(`${clients} in ${counted(leaves.length, "cluster")}`);
   } else {
     const rounds = splits.length > 4
       ? `between rounds ${splits[0]} and ${splits[splits.length - 1]}`
       : `in round${splits.length > 1 ? "s" : ""} ${listed(splits.map(String))}`;
-    parts.push(`${counted(numClients, "client")} split into ${counted(leaves.length, "cluster")} ${rounds}`);
+    parts.push(`${clients} split into ${counted(leaves.length, "cluster")} ${rounds}`);
   }
   const metric = run.metrics[0];
   // Of those who are there now, as in the tree: some may have left.
-  const root = run.nodes.find((node) => node.parent === null);
   const last = metric ? given(root.last, metric.name) : null;
   if (last !== null) {
     const plain = given(root.plain, metric.name);

@@ -168,7 +168,8 @@ function csvOf(run) {
     lines.push([run.clients.ids[i], ...columns.map((column) =>
       column.isNumber ? column.value(i) : column.text(i))]);
   }
-  return lines.map((line) => line.map(csvField).join(",")).join("\r\n") + "\r\n";
+  // The first character tells spreadsheets that this is UTF-8.
+  return "\ufeff" + lines.map((line) => line.map(csvField).join(",")).join("\r\n") + "\r\n";
 }
 
 function downloadCsv() {
