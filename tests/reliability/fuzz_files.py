@@ -158,7 +158,7 @@ def replaced(document: object, number: int, value: object) -> object:
 
     walk(document)
     part, key = places[number % len(places)]
-    part[key] = value  # type: ignore[index]
+    part[key] = value  # type: ignore[index]  # a list or a dict: walk found it so
     return document
 
 
