@@ -13,10 +13,23 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from fedbranch.core.geometry import Array, to_numpy
+from fedbranch.core.gram import TILE_ON_HOST, Array, column_blocks, to_numpy
 
-__all__ = ["Bipartition", "Hierarchy", "bipartition", "hierarchy", "separation_gap"]
+__all__ = [
+    "Bipartition",
+    "Hierarchy",
+    "bipartition",
+    "hierarchy",
+    "separation_gap",
+    "spanning_tree_of",
+]
+
+NOT_FINITE = (
+    "similarity contains NaN or infinity; compute it with cosine_similarity, which has none"
+)
 
 
 class Bipartition(NamedTuple):
@@ -76,6 +89,23 @@ class Hierarchy:
         kept = self.edge_rows[: self.num_clients - num_groups]
         return _components(self.num_clients, kept)
 
+    def bipartition(self) -> Bipartition:
+        """Cut at the weakest edge: the two-way split with the smallest cross-similarity.
+
+        Raises
+        ------
+        ValueError
+            If there is only one client.
+        """
+        if self.num_clients < 2:
+            raise ValueError("a single client cannot be split; pass a similarity of two or more")
+        groups = self.groups(2)
+        return Bipartition(
+            left_rows=np.flatnonzero(groups == 0),
+            right_rows=np.flatnonzero(groups == 1),
+            cross_similarity=float(self.similarities[-1]),
+        )
+
     def linkage(self) -> NDArray[np.float64]:
         """Give the merges as SciPy's linkage matrix, with 1 - similarity as the distance.
 
@@ -125,15 +155,7 @@ def bipartition(similarity: Array) -> Bipartition:
     >>> bipartition(np.array([[1.0, 0.9, -0.8], [0.9, 1.0, -0.7], [-0.8, -0.7, 1.0]]))
     Bipartition(left_rows=array([0, 1]), right_rows=array([2]), cross_similarity=-0.7)
     """
-    merges = hierarchy(similarity)
-    if merges.num_clients < 2:
-        raise ValueError("a single client cannot be split; pass a similarity of two or more")
-    groups = merges.groups(2)
-    return Bipartition(
-        left_rows=np.flatnonzero(groups == 0),
-        right_rows=np.flatnonzero(groups == 1),
-        cross_similarity=float(merges.similarities[-1]),
-    )
+    return hierarchy(similarity).bipartition()
 
 
 def hierarchy(similarity: Array) -> Hierarchy:
@@ -153,7 +175,8 @@ def hierarchy(similarity: Array) -> Hierarchy:
     -----
     Prim's algorithm on the dense matrix, O(num_clients**2). Edges are ordered by
     similarity, equal ones by (row, column); in that strict order the spanning tree is
-    unique, so ties have one answer whatever the algorithm.
+    unique, so ties have one answer whatever the algorithm. For updates whose matrix would not
+    fit into memory there is :func:`fedbranch.core.forest.hierarchy_of`.
 
     Examples
     --------
@@ -161,32 +184,74 @@ def hierarchy(similarity: Array) -> Hierarchy:
     >>> tree.edge_rows.tolist(), tree.similarities.tolist()
     ([[0, 1], [1, 2]], [0.9, -0.7])
     """
-    matrix = _checked_similarity(similarity)
-    num_clients = len(matrix)
-    rows = np.arange(num_clients)
-    last = 0  # the row that joined the tree last
-    outside = np.ones(num_clients, dtype=bool)
-    outside[last] = False
-    best = np.full(num_clients, -np.inf, dtype=matrix.dtype)
-    best_edge = np.full(num_clients, num_clients * num_clients)
-    edges = np.empty((num_clients - 1, 2), dtype=np.intp)
-    similarities = np.empty(num_clients - 1, dtype=matrix.dtype)
+    merges = spanning_tree_of(_checked_similarity(similarity))
+    if not np.isfinite(merges.similarities).all():
+        raise ValueError(NOT_FINITE)
+    return merges
 
+
+def spanning_tree_of(matrix: NDArray[np.floating]) -> Hierarchy:
+    """Do what :func:`hierarchy` does with a matrix that is known to be symmetric and finite."""
+    edges, similarities = _grown_tree(matrix)
+    order = np.lexsort((edges[:, 0] * len(matrix) + edges[:, 1], -similarities))
+    return Hierarchy(edge_rows=edges[order], similarities=similarities[order])
+
+
+def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
+    """Grow the maximum spanning tree from row 0 (Prim): its edges, and how similar they are.
+
+    A step looks at one row of the matrix and twice at a vector. Few rows get a better edge in a
+    step, so all that has to be done for those is cheap.
+    """
+    num_clients = len(matrix)
+    edges = np.zeros((num_clients - 1, 2), dtype=np.intp)
+    similarities = np.empty(num_clients - 1, dtype=matrix.dtype)
+    # How similar every row is to the tree, and to which row of it; rows in the tree are never
+    # the best, and get nothing better.
+    best = matrix[0].copy()
+    best[0] = -np.inf
+    to_beat = best.copy()
+    to_beat[0] = np.inf
+    source = np.zeros(num_clients, dtype=np.intp)
+    is_better = np.empty(num_clients, dtype=bool)
+
+    def edge(row: int) -> tuple[int, int]:
+        other = int(source[row])
+        return (row, other) if row < other else (other, row)
+
+    joins = int(best.argmax())
     for step in range(num_clients - 1):
-        edge = np.minimum(rows, last) * num_clients + np.maximum(rows, last)
-        offered = matrix[last]
-        better = outside & ((offered > best) | ((offered == best) & (edge < best_edge)))
-        best[better] = offered[better]
-        best_edge[better] = edge[better]
-        strongest = best[outside].max()
-        candidates = np.flatnonzero(outside & (best == strongest))
-        last = int(candidates[np.argmin(best_edge[candidates])])
-        outside[last] = False
-        edges[step] = divmod(int(best_edge[last]), num_clients)
+        strongest = best[joins]
+        best[joins] = -np.inf
+        runner_up = int(best.argmax())
+        if best[runner_up] == strongest:
+            best[joins] = strongest
+            joins = min(np.flatnonzero(best == strongest).tolist(), key=edge)
+            best[joins] = -np.inf
+            runner_up = int(best.argmax())
+        to_beat[joins] = np.inf
+        edges[step] = edge(joins)
         similarities[step] = strongest
 
-    order = np.lexsort((edges[:, 0] * num_clients + edges[:, 1], -similarities))
-    return Hierarchy(edge_rows=edges[order], similarities=similarities[order])
+        offered = matrix[joins]
+        np.greater_equal(offered, to_beat, out=is_better)
+        rows = is_better.nonzero()[0]
+        if rows.size:
+            values = offered[rows]
+            if (values == best[rows]).any():  # the smaller edge counts as the better one
+                before = source[rows]
+                ours = np.minimum(rows, joins) * num_clients + np.maximum(rows, joins)
+                theirs = np.minimum(rows, before) * num_clients + np.maximum(rows, before)
+                is_ours = (values > best[rows]) | (ours < theirs)
+                rows, values = rows[is_ours], values[is_ours]
+        if rows.size:
+            best[rows] = to_beat[rows] = values
+            source[rows] = joins
+            place = int(values.argmax())
+            if values[place] > best[runner_up]:
+                runner_up = int(rows[place])
+        joins = runner_up
+    return edges, similarities
 
 
 def separation_gap(similarity: Array, groups: Iterable[Hashable]) -> float:
@@ -232,27 +297,30 @@ def _checked_similarity(similarity: Array) -> NDArray[np.floating]:
         )
     if not np.issubdtype(matrix.dtype, np.floating):
         matrix = matrix.astype(np.float64)
-    if np.isnan(matrix).any():
-        raise ValueError(
-            "similarity contains NaN; compute it with cosine_similarity, which has none"
-        )
-    if not np.array_equal(matrix, matrix.T):
-        worst = float(np.abs(matrix - matrix.T).max())
-        if worst > 1e-5:
-            raise ValueError(f"similarity differs from its transpose by {worst:.3g}; symmetrise it")
-        matrix = np.maximum(matrix, matrix.T)
-    return matrix
+    worst = 0.0
+    blocks = list(column_blocks(len(matrix), TILE_ON_HOST))
+    for number, rows in enumerate(blocks):
+        for columns in blocks[number:]:
+            above, below = matrix[rows, columns], matrix[columns, rows].T
+            if np.array_equal(above, below):  # so that there is no NaN either
+                continue
+            if not (np.isfinite(above).all() and np.isfinite(below).all()):
+                raise ValueError(NOT_FINITE)
+            worst = max(worst, float(np.abs(above - below).max()))
+    if worst > 1e-5:
+        raise ValueError(f"similarity differs from its transpose by {worst:.3g}; symmetrise it")
+    return matrix if worst == 0 else np.maximum(matrix, matrix.T)
 
 
 def _components(num_clients: int, edge_rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Find the connected components, counted in the order of their first rows."""
-    parent = list(range(num_clients))
-    for a_row, b_row in edge_rows:
-        a, b = _find(parent, int(a_row)), _find(parent, int(b_row))
-        parent[max(a, b)] = min(a, b)
-    roots = [_find(parent, row) for row in range(num_clients)]
-    # The root of a component is its first row, so ascending roots are ascending first rows.
-    return np.unique(roots, return_inverse=True)[1].astype(np.intp)
+    links = coo_array(
+        (np.ones(len(edge_rows), dtype=bool), (edge_rows[:, 0], edge_rows[:, 1])),
+        shape=(num_clients, num_clients),
+    )
+    numbers = connected_components(links, directed=False)[1]
+    _, first_rows, groups = np.unique(numbers, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first_rows))[groups].astype(np.intp)
 
 
 def _find(parent: list[int], row: int) -> int:

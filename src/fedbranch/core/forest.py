@@ -1,0 +1,324 @@
+"""The hierarchy of updates whose similarities would not fit into memory.
+
+Similarities are made a block of rows at a time, each with all rows before it, and only those
+are kept that can still be edges of the maximum spanning tree. Most cannot: two clients that
+are already joined by a path of stronger edges need no weaker one. How strong the weakest edge
+between any two of the rows seen so far is, is known nearly exactly from a few numbers for each
+row (:class:`_Reach`), so a block is sifted at the speed of a comparison.
+
+The answer is that of :func:`fedbranch.core.bipartition.hierarchy`, ties included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import (
+    breadth_first_order,
+    connected_components,
+    minimum_spanning_tree,
+)
+
+from fedbranch.core.bipartition import Hierarchy, spanning_tree_of
+from fedbranch.core.geometry import cosine_similarity, scaled_for_cosines
+from fedbranch.core.gram import Array, is_on_host, products, to_numpy
+
+__all__ = ["hierarchy_of"]
+
+# What similarities may take at once, if the caller does not say.
+BYTES_ON_HOST = 2**30
+BYTES_ELSEWHERE = 2**33
+# Elsewhere rows would have to come to the host one by one: no more than these are worth it.
+DENSE_ELSEWHERE = 4096
+SIFTED_ON_HOST = 2**18  # entries at once, which stay in the cache
+SIFTED_ELSEWHERE = 2**28
+MOST_WAITING = 2**22  # edges that are kept before the tree is made anew
+MOST_HUBS = 32
+FEWEST_AROUND_A_HUB = 32
+GROWTH = 1.5  # of the rows, after which hubs are chosen anew
+
+
+def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarchy:
+    """Build the whole single-linkage hierarchy of the cosine similarities of updates.
+
+    Parameters
+    ----------
+    updates
+        Shape (num_clients, dim), floating; of any library, on any device.
+    memory_bytes
+        How much may be taken for similarities. If the whole matrix fits it is made at once;
+        otherwise in blocks of a quarter of that. By default 1 GiB in main memory, 8 elsewhere.
+
+    Returns
+    -------
+    Hierarchy
+        From which any number of groups can be cut. The same either way, but for similarities
+        that differ by less than the rounding of their products.
+
+    Notes
+    -----
+    The time is that of half the product of the updates with themselves and about two operations
+    for every entry of it. Beside the block it takes a few dozen bytes for every row, and more
+    only where many pairs are equally similar or nearly so.
+
+    Examples
+    --------
+    >>> updates = np.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.2]])
+    >>> hierarchy_of(updates).groups(2)
+    array([0, 0, 1])
+    """
+    on_host = is_on_host(updates)
+    if memory_bytes is None:
+        memory_bytes = BYTES_ON_HOST if on_host else BYTES_ELSEWHERE
+    num_clients = int(updates.shape[0])
+    number_bytes = array_namespace(updates).finfo(updates.dtype).bits // 8
+    fits = num_clients**2 * number_bytes <= memory_bytes
+    if fits and (on_host or num_clients <= DENSE_ELSEWHERE):
+        return spanning_tree_of(to_numpy(cosine_similarity(updates)))
+    if num_clients == 0:
+        raise ValueError("there are no updates; pass at least one")
+    return _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
+
+
+@dataclass
+class _Tree:
+    """Edges of a spanning tree of the first rows, from the most similar pair down."""
+
+    edges: NDArray[np.intp]  # (k, 2): smaller row, larger row
+    similarities: NDArray[np.floating]  # (k,)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.edges) + 1
+
+    def joined_by(
+        self, edges: NDArray[np.intp], similarities: NDArray[np.floating], num_rows: int
+    ) -> _Tree:
+        """Give the best spanning tree of these edges and others, in their strict order."""
+        edges = np.concatenate([self.edges, edges])
+        similarities = np.concatenate([self.similarities, similarities])
+        order = np.lexsort((edges[:, 0] * num_rows + edges[:, 1], -similarities))
+        edges, similarities = edges[order], similarities[order]
+        kept = _kept_by_rank(edges, num_rows)
+        return _Tree(edges[kept], similarities[kept])
+
+
+@dataclass
+class _Reach:
+    """How strongly rows are connected, from a few hubs among them.
+
+    Every row belongs to the hub that it reaches by the strongest path, the path's strength being
+    that of its weakest edge. Between two rows there is then a path at least as strong as the
+    weaker of theirs, and of that between their hubs.
+    """
+
+    strength: NDArray[np.floating]  # (num_rows,): of the path to the row's hub
+    hub: NDArray[np.intp]  # (num_rows,): its number
+    between: NDArray[np.floating]  # (num_hubs, num_hubs), infinite on the diagonal
+
+    def ceilings(self) -> NDArray[np.floating]:
+        """Give the strength of the path from each hub to each row: (num_hubs, num_rows)."""
+        return np.minimum(self.between[:, self.hub], self.strength)
+
+
+class _Forest:
+    """A maximum spanning tree that grows by blocks of rows.
+
+    Parameters
+    ----------
+    most_entries
+        How many similarities may be made at once.
+    """
+
+    def __init__(self, most_entries: int) -> None:
+        self._most_entries = most_entries
+        self._tree = _Tree(np.zeros((0, 2), dtype=np.intp), np.zeros(0, dtype=np.float32))
+        self._hub_rows = np.zeros(0, dtype=np.intp)
+        self._rows_at_choice = 0
+
+    def grown_over(self, updates: Array) -> Hierarchy:
+        for start, block in _blocks(updates, self._most_entries):
+            self._add(start, block)
+        return Hierarchy(edge_rows=self._tree.edges, similarities=self._tree.similarities)
+
+    def _add(self, start: int, block: Array) -> None:
+        """Add rows, given their similarities with all before them; changes the block."""
+        xp = array_namespace(block)
+        num_new, num_rows = (int(length) for length in block.shape)
+        # Every new row's strongest edge makes a spanning tree, by which the block is sifted.
+        nearest = xp.argmax(block, axis=1)
+        here = xp.arange(num_new, device=device(block))
+        similarities = to_numpy(block[here, nearest])
+        block[here, nearest] = -math.inf
+        edges = np.stack([to_numpy(nearest), np.arange(start, num_rows)], axis=1).astype(np.intp)
+        first = 1 if start == 0 else 0  # nothing is before the very first row
+        tree = self._tree.joined_by(edges[first:], similarities[first:], num_rows)
+        reach = self._reach(tree)
+        waiting: list[tuple[NDArray[np.intp], NDArray[np.floating]]] = []
+        num_waiting = 0
+        at_once = SIFTED_ON_HOST if is_on_host(block) else SIFTED_ELSEWHERE
+        step = max(1, at_once // num_rows)
+        sieve = _Sieve(reach, block)
+        for top in range(0, num_new, step):
+            found = sieve.sifted(block[top : top + step, :], start + top)
+            waiting.append(found)
+            num_waiting += len(found[0])
+            if num_waiting > MOST_WAITING and top + step < num_new:
+                tree = _all_joined(tree, waiting, num_rows)
+                waiting, num_waiting = [], 0
+                sieve = _Sieve(self._reach(tree), block)
+        self._tree = _all_joined(tree, waiting, num_rows)
+
+    def _reach(self, tree: _Tree) -> _Reach:
+        if tree.num_rows >= GROWTH * self._rows_at_choice:
+            self._hub_rows = _chosen_hubs(tree)
+            self._rows_at_choice = tree.num_rows
+        return _reach_from(self._hub_rows, tree)
+
+
+class _Sieve:
+    """Finds the similarities of a block that may be edges of the tree.
+
+    Parameters
+    ----------
+    reach
+        Of all rows up to the block's last.
+    block
+        Says of which library and where the arrays are.
+    """
+
+    def __init__(self, reach: _Reach, block: Array) -> None:
+        xp = array_namespace(block)
+
+        def there(array: NDArray[np.generic]) -> Array:
+            placed: Array = xp.asarray(np.ascontiguousarray(array), device=device(block))
+            return placed
+
+        self._ceilings = there(reach.ceilings().astype(to_numpy(block[:0, :0]).dtype))
+        self._strength = there(reach.strength.astype(to_numpy(block[:0, :0]).dtype))
+        self._hub = there(reach.hub.astype(np.int64))
+
+    def sifted(self, rows: Array, start: int) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
+        """Give the edges, and how similar they are, of rows that begin at this one."""
+        xp = array_namespace(rows)
+        num_rows = int(rows.shape[1])
+        own = slice(start, start + int(rows.shape[0]))
+        to_beat = xp.minimum(
+            xp.take(self._ceilings, self._hub[own], axis=0), self._strength[own][:, None]
+        )
+        places = xp.nonzero(xp.reshape(rows >= to_beat, (-1,)))[0]
+        similarities = to_numpy(xp.take(xp.reshape(rows, (-1,)), places))
+        row, column = np.divmod(to_numpy(places), num_rows)
+        return np.stack([column, row + start], axis=1).astype(np.intp), similarities
+
+
+def _all_joined(
+    tree: _Tree, waiting: list[tuple[NDArray[np.intp], NDArray[np.floating]]], num_rows: int
+) -> _Tree:
+    edges, similarities = zip(*waiting, strict=True)
+    return tree.joined_by(np.concatenate(edges), np.concatenate(similarities), num_rows)
+
+
+def _blocks(updates: Array, most_entries: int) -> Iterator[tuple[int, Array]]:
+    """Give, for some rows at a time, their cosines with all rows before each of them.
+
+    Where there is no row before, there is minus infinity.
+    """
+    xp = array_namespace(updates)
+    num_clients = int(updates.shape[0])
+    rows, scale = scaled_for_cosines(updates)
+    start = 0
+    while start < num_clients:
+        # So many rows n that n * (start + n) entries are enough.
+        num_new = (math.isqrt(start**2 + 4 * most_entries) - start) // 2
+        end = min(num_clients, start + max(1, num_new))
+        block = products(rows[start:end, :], rows[:end, :])
+        block *= scale[start:end][:, None]
+        block *= scale[:end][None, :]
+        block = xp.clip(block, -1.0, 1.0, out=block)
+        here = xp.arange(end - start, device=device(updates))
+        is_before = here[None, :] < here[:, None]
+        nothing = xp.full((1, 1), -math.inf, dtype=block.dtype, device=device(updates))
+        block[:, start:] = xp.where(is_before, block[:, start:], nothing)
+        yield start, block
+        start = end
+
+
+def _kept_by_rank(edges: NDArray[np.intp], num_rows: int) -> NDArray[np.intp]:
+    """Give which of the edges, the best first, a spanning forest keeps."""
+    ranks = np.arange(1, len(edges) + 1, dtype=np.float64)
+    graph = coo_array((ranks, (edges[:, 0], edges[:, 1])), shape=(num_rows, num_rows))
+    kept = minimum_spanning_tree(graph.tocsr(), overwrite=True).data
+    return np.sort(kept).astype(np.intp) - 1
+
+
+def _chosen_hubs(tree: _Tree) -> NDArray[np.intp]:
+    """Choose rows in the middle of the large groups that hang together.
+
+    The weakest edges are cut, more and more of them. Whenever that sets free a large group
+    without a hub, the group gets one, at its strongest edge.
+    """
+    num_rows = tree.num_rows
+    enough = max(FEWEST_AROUND_A_HUB, num_rows // 512)
+    hubs = [int(tree.edges[0, 0])] if len(tree.edges) else [0]
+    num_cut = 1
+    while num_cut < num_rows // 2 and len(hubs) < MOST_HUBS:
+        kept = tree.edges[: len(tree.edges) - num_cut]
+        graph = coo_array((np.ones(len(kept)), (kept[:, 0], kept[:, 1])), shape=(num_rows,) * 2)
+        num_groups, group = connected_components(graph, directed=False)
+        sizes = np.bincount(group, minlength=num_groups)
+        sizes[group[hubs]] = 0
+        # Edges come from the strongest down, so a group's first one is its strongest.
+        with_edges, firsts = np.unique(group[kept[:, 0]], return_index=True)
+        strongest = dict(zip(with_edges.tolist(), kept[firsts, 0].tolist(), strict=True))
+        for largest in np.argsort(-sizes, kind="stable")[: MOST_HUBS - len(hubs)].tolist():
+            if sizes[largest] >= enough:
+                hubs.append(strongest[largest])
+        num_cut *= 4
+    return np.array(hubs, dtype=np.intp)
+
+
+def _reach_from(hub_rows: NDArray[np.intp], tree: _Tree) -> _Reach:
+    """Find the strongest path from every row to a hub, and between the hubs."""
+    num_rows, num_hubs = tree.num_rows, len(hub_rows)
+    # A root above all hubs, by edges stronger than any: of the paths to it the best tree has the
+    # strongest, and what it drops is the weakest edge between two hubs.
+    to_root = np.stack([hub_rows, np.full(num_hubs, num_rows)], axis=1)
+    edges = np.concatenate([to_root, tree.edges])
+    strengths = np.concatenate([np.full(num_hubs, np.inf), tree.similarities])
+    kept = _kept_by_rank(edges, num_rows + 1)
+    graph = coo_array(
+        (np.ones(len(kept)), (edges[kept, 0], edges[kept, 1])), shape=(num_rows + 1,) * 2
+    )
+    above = breadth_first_order(graph.tocsr(), num_rows, directed=False)[1].astype(np.intp)
+    strength = np.full(num_rows + 1, np.inf, dtype=strengths.dtype)
+    low, high = edges[kept].T
+    is_below = above[low] == high
+    strength[np.where(is_below, low, high)] = strengths[kept]
+    above[hub_rows] = hub_rows
+    above[num_rows] = num_rows
+    while not np.array_equal(higher := above[above], above):  # half as many steps each time
+        strength = np.minimum(strength, strength[above])
+        above = higher
+    number = np.zeros(num_rows + 1, dtype=np.intp)
+    number[hub_rows] = np.arange(num_hubs)
+    hub = number[above[:num_rows]]
+    between = np.full((num_hubs, num_hubs), -np.inf, dtype=strengths.dtype)
+    np.fill_diagonal(between, np.inf)
+    is_dropped = np.ones(len(edges), dtype=bool)
+    is_dropped[kept] = False
+    for (low_row, high_row), weakest in zip(
+        edges[is_dropped].tolist(), strengths[is_dropped], strict=True
+    ):
+        pair = hub[low_row], hub[high_row]
+        between[pair] = between[pair[::-1]] = weakest
+    for middle in range(num_hubs):
+        through = np.minimum(between[:, middle, None], between[None, middle, :])
+        between = np.maximum(between, through)
+    return _Reach(strength[:num_rows], hub, between)
