@@ -25,6 +25,7 @@ __all__ = [
     "hierarchy",
     "separation_gap",
     "spanning_tree_of",
+    "strict_order",
 ]
 
 NOT_FINITE = (
@@ -193,8 +194,23 @@ def hierarchy(similarity: Array) -> Hierarchy:
 def spanning_tree_of(matrix: NDArray[np.floating]) -> Hierarchy:
     """Do what :func:`hierarchy` does with a matrix that is known to be symmetric and finite."""
     edges, similarities = _grown_tree(matrix)
-    order = np.lexsort((edges[:, 0] * len(matrix) + edges[:, 1], -similarities))
+    order = strict_order(edges, similarities, len(matrix))
     return Hierarchy(edge_rows=edges[order], similarities=similarities[order])
+
+
+def strict_order(
+    edge_rows: NDArray[np.intp], similarities: NDArray[np.floating], num_clients: int
+) -> NDArray[np.intp]:
+    """Order edges by similarity, the strongest first, and equal ones by (row, column)."""
+    order = np.argsort(-similarities)
+    ordered = similarities[order]
+    is_tied = np.zeros(len(order), dtype=bool)
+    is_tied[1:] = ordered[1:] == ordered[:-1]
+    is_tied[:-1] |= is_tied[1:]
+    tied = order[is_tied]
+    places = edge_rows[tied, 0] * num_clients + edge_rows[tied, 1]
+    order[is_tied] = tied[np.lexsort((places, -similarities[tied]))]
+    return order
 
 
 def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.floating]]:

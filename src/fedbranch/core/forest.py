@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -25,7 +26,7 @@ from scipy.sparse.csgraph import (
     minimum_spanning_tree,
 )
 
-from fedbranch.core.bipartition import Hierarchy, spanning_tree_of
+from fedbranch.core.bipartition import Hierarchy, spanning_tree_of, strict_order
 from fedbranch.core.geometry import cosine_similarity, scaled_for_cosines
 from fedbranch.core.gram import Array, is_on_host, products, to_numpy
 
@@ -38,10 +39,10 @@ BYTES_ELSEWHERE = 2**33
 DENSE_ELSEWHERE = 4096
 SIFTED_ON_HOST = 2**18  # entries at once, which stay in the cache
 SIFTED_ELSEWHERE = 2**28
-MOST_WAITING = 2**22  # edges that are kept before the tree is made anew
+MOST_WAITING = 2**20  # edges that are kept before the tree is made anew
 MOST_HUBS = 32
 FEWEST_AROUND_A_HUB = 32
-GROWTH = 1.5  # of the rows, after which hubs are chosen anew
+GROWTH = 1.5  # of the rows, after which the tree is made anew
 
 
 def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarchy:
@@ -86,27 +87,11 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     return _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
 
 
-@dataclass
-class _Tree:
-    """Edges of a spanning tree of the first rows, from the most similar pair down."""
+class _Edges(NamedTuple):
+    """Some pairs of rows, and how similar they are."""
 
-    edges: NDArray[np.intp]  # (k, 2): smaller row, larger row
+    rows: NDArray[np.intp]  # (k, 2): smaller row, larger row
     similarities: NDArray[np.floating]  # (k,)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.edges) + 1
-
-    def joined_by(
-        self, edges: NDArray[np.intp], similarities: NDArray[np.floating], num_rows: int
-    ) -> _Tree:
-        """Give the best spanning tree of these edges and others, in their strict order."""
-        edges = np.concatenate([self.edges, edges])
-        similarities = np.concatenate([self.similarities, similarities])
-        order = np.lexsort((edges[:, 0] * num_rows + edges[:, 1], -similarities))
-        edges, similarities = edges[order], similarities[order]
-        kept = _kept_by_rank(edges, num_rows)
-        return _Tree(edges[kept], similarities[kept])
 
 
 @dataclass
@@ -126,6 +111,22 @@ class _Reach:
         """Give the strength of the path from each hub to each row: (num_hubs, num_rows)."""
         return np.minimum(self.between[:, self.hub], self.strength)
 
+    def extended(
+        self, nearest: NDArray[np.intp], similarities: NDArray[np.floating]
+    ) -> _Reach:
+        """Add rows, each of which is connected with one before it."""
+        num_before = len(self.hub)
+        strength = np.concatenate([np.full(num_before, np.inf, similarities.dtype), similarities])
+        above = np.concatenate([np.arange(num_before), nearest])
+        above, strength = _followed_up(above, strength)
+        return _Reach(
+            np.concatenate(
+                [self.strength, np.minimum(strength, self.strength[above])[num_before:]]
+            ),
+            self.hub[above],
+            self.between,
+        )
+
 
 class _Forest:
     """A maximum spanning tree that grows by blocks of rows.
@@ -138,48 +139,63 @@ class _Forest:
 
     def __init__(self, most_entries: int) -> None:
         self._most_entries = most_entries
-        self._tree = _Tree(np.zeros((0, 2), dtype=np.intp), np.zeros(0, dtype=np.float32))
-        self._hub_rows = np.zeros(0, dtype=np.intp)
-        self._rows_at_choice = 0
 
     def grown_over(self, updates: Array) -> Hierarchy:
-        for start, block in _blocks(updates, self._most_entries):
+        """Give the hierarchy of these updates."""
+        num_first = max(1, min(math.isqrt(self._most_entries), int(updates.shape[0])))
+        if not is_on_host(updates):
+            num_first = min(num_first, DENSE_ELSEWHERE)
+        first = spanning_tree_of(to_numpy(cosine_similarity(updates[:num_first, :])))
+        self._tree = _Edges(first.edge_rows, first.similarities)
+        self._waiting: list[_Edges] = []  # that may be better than some of the tree
+        self._num_waiting = 0
+        self._join(num_first)
+        for start, block in _blocks(updates, num_first, self._most_entries):
             self._add(start, block)
-        return Hierarchy(edge_rows=self._tree.edges, similarities=self._tree.similarities)
+        self._join(int(updates.shape[0]))
+        one = np.ones((), dtype=self._tree.similarities.dtype)
+        return Hierarchy(
+            edge_rows=self._tree.rows, similarities=np.minimum(self._tree.similarities, one)
+        )
 
     def _add(self, start: int, block: Array) -> None:
         """Add rows, given their similarities with all before them; changes the block."""
         xp = array_namespace(block)
         num_new, num_rows = (int(length) for length in block.shape)
-        # Every new row's strongest edge makes a spanning tree, by which the block is sifted.
+        # Every row's strongest edge makes a spanning tree of all, by which the block is sifted.
         nearest = xp.argmax(block, axis=1)
         here = xp.arange(num_new, device=device(block))
-        similarities = to_numpy(block[here, nearest])
+        strongest = _Edges(
+            np.stack([to_numpy(nearest), np.arange(start, num_rows)], axis=1).astype(np.intp),
+            to_numpy(block[here, nearest]),
+        )
         block[here, nearest] = -math.inf
-        edges = np.stack([to_numpy(nearest), np.arange(start, num_rows)], axis=1).astype(np.intp)
-        first = 1 if start == 0 else 0  # nothing is before the very first row
-        tree = self._tree.joined_by(edges[first:], similarities[first:], num_rows)
-        reach = self._reach(tree)
-        waiting: list[tuple[NDArray[np.intp], NDArray[np.floating]]] = []
-        num_waiting = 0
-        at_once = SIFTED_ON_HOST if is_on_host(block) else SIFTED_ELSEWHERE
-        step = max(1, at_once // num_rows)
-        sieve = _Sieve(reach, block)
+        self._keep(strongest)
+        self._reach = self._reach.extended(strongest.rows[:, 0], strongest.similarities)
+        step = max(1, (SIFTED_ON_HOST if is_on_host(block) else SIFTED_ELSEWHERE) // num_rows)
+        sieve = _Sieve(self._reach, block)
         for top in range(0, num_new, step):
-            found = sieve.sifted(block[top : top + step, :], start + top)
-            waiting.append(found)
-            num_waiting += len(found[0])
-            if num_waiting > MOST_WAITING and top + step < num_new:
-                tree = _all_joined(tree, waiting, num_rows)
-                waiting, num_waiting = [], 0
-                sieve = _Sieve(self._reach(tree), block)
-        self._tree = _all_joined(tree, waiting, num_rows)
+            self._keep(sieve.sifted(block[top : top + step, :], start + top))
+            if self._num_waiting > MOST_WAITING:
+                self._join(num_rows)
+                sieve = _Sieve(self._reach, block)
+        if num_rows >= GROWTH * self._rows_at_join:
+            self._join(num_rows)
 
-    def _reach(self, tree: _Tree) -> _Reach:
-        if tree.num_rows >= GROWTH * self._rows_at_choice:
-            self._hub_rows = _chosen_hubs(tree)
-            self._rows_at_choice = tree.num_rows
-        return _reach_from(self._hub_rows, tree)
+    def _keep(self, edges: _Edges) -> None:
+        self._waiting.append(edges)
+        self._num_waiting += len(edges.similarities)
+
+    def _join(self, num_rows: int) -> None:
+        """Make the tree anew from its own and the waiting edges, and see what it connects."""
+        rows, similarities = zip(self._tree, *self._waiting, strict=True)
+        edges = _Edges(np.concatenate(rows), np.concatenate(similarities))
+        order = strict_order(*edges, num_rows)
+        kept = order[_kept_by_rank(edges.rows[order], num_rows)]
+        self._tree = _Edges(edges.rows[kept], edges.similarities[kept])
+        self._waiting, self._num_waiting = [], 0
+        self._reach = _reach_from(_chosen_hubs(self._tree), self._tree)
+        self._rows_at_join = num_rows
 
 
 class _Sieve:
@@ -204,8 +220,8 @@ class _Sieve:
         self._strength = there(reach.strength.astype(to_numpy(block[:0, :0]).dtype))
         self._hub = there(reach.hub.astype(np.int64))
 
-    def sifted(self, rows: Array, start: int) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
-        """Give the edges, and how similar they are, of rows that begin at this one."""
+    def sifted(self, rows: Array, start: int) -> _Edges:
+        """Give what may be edges of rows that begin at this one."""
         xp = array_namespace(rows)
         num_rows = int(rows.shape[1])
         own = slice(start, start + int(rows.shape[0]))
@@ -215,39 +231,39 @@ class _Sieve:
         places = xp.nonzero(xp.reshape(rows >= to_beat, (-1,)))[0]
         similarities = to_numpy(xp.take(xp.reshape(rows, (-1,)), places))
         row, column = np.divmod(to_numpy(places), num_rows)
-        return np.stack([column, row + start], axis=1).astype(np.intp), similarities
+        return _Edges(np.stack([column, row + start], axis=1).astype(np.intp), similarities)
 
 
-def _all_joined(
-    tree: _Tree, waiting: list[tuple[NDArray[np.intp], NDArray[np.floating]]], num_rows: int
-) -> _Tree:
-    edges, similarities = zip(*waiting, strict=True)
-    return tree.joined_by(np.concatenate(edges), np.concatenate(similarities), num_rows)
-
-
-def _blocks(updates: Array, most_entries: int) -> Iterator[tuple[int, Array]]:
+def _blocks(updates: Array, start: int, most_entries: int) -> Iterator[tuple[int, Array]]:
     """Give, for some rows at a time, their cosines with all rows before each of them.
 
-    Where there is no row before, there is minus infinity.
+    Where a row is not before, there is minus infinity.
     """
     xp = array_namespace(updates)
     num_clients = int(updates.shape[0])
     rows, scale = scaled_for_cosines(updates)
-    start = 0
     while start < num_clients:
         # So many rows n that n * (start + n) entries are enough.
         num_new = (math.isqrt(start**2 + 4 * most_entries) - start) // 2
         end = min(num_clients, start + max(1, num_new))
-        block = products(rows[start:end, :], rows[:end, :])
-        block *= scale[start:end][:, None]
+        block = products(rows[start:end, :] * scale[start:end][:, None], rows[:end, :])
         block *= scale[:end][None, :]
-        block = xp.clip(block, -1.0, 1.0, out=block)
         here = xp.arange(end - start, device=device(updates))
         is_before = here[None, :] < here[:, None]
         nothing = xp.full((1, 1), -math.inf, dtype=block.dtype, device=device(updates))
         block[:, start:] = xp.where(is_before, block[:, start:], nothing)
         yield start, block
         start = end
+
+
+def _followed_up(
+    above: NDArray[np.intp], strength: NDArray[np.floating]
+) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
+    """Go from every row up to where it ends, and give that and the weakest edge on the way."""
+    while not np.array_equal(higher := above[above], above):  # half as many steps each time
+        strength = np.minimum(strength, strength[above])
+        above = higher
+    return above, strength
 
 
 def _kept_by_rank(edges: NDArray[np.intp], num_rows: int) -> NDArray[np.intp]:
@@ -258,18 +274,18 @@ def _kept_by_rank(edges: NDArray[np.intp], num_rows: int) -> NDArray[np.intp]:
     return np.sort(kept).astype(np.intp) - 1
 
 
-def _chosen_hubs(tree: _Tree) -> NDArray[np.intp]:
+def _chosen_hubs(tree: _Edges) -> NDArray[np.intp]:
     """Choose rows in the middle of the large groups that hang together.
 
     The weakest edges are cut, more and more of them. Whenever that sets free a large group
     without a hub, the group gets one, at its strongest edge.
     """
-    num_rows = tree.num_rows
+    num_rows = len(tree.rows) + 1
     enough = max(FEWEST_AROUND_A_HUB, num_rows // 512)
-    hubs = [int(tree.edges[0, 0])] if len(tree.edges) else [0]
+    hubs = [int(tree.rows[0, 0])] if len(tree.rows) else [0]
     num_cut = 1
     while num_cut < num_rows // 2 and len(hubs) < MOST_HUBS:
-        kept = tree.edges[: len(tree.edges) - num_cut]
+        kept = tree.rows[: len(tree.rows) - num_cut]
         graph = coo_array((np.ones(len(kept)), (kept[:, 0], kept[:, 1])), shape=(num_rows,) * 2)
         num_groups, group = connected_components(graph, directed=False)
         sizes = np.bincount(group, minlength=num_groups)
@@ -284,13 +300,13 @@ def _chosen_hubs(tree: _Tree) -> NDArray[np.intp]:
     return np.array(hubs, dtype=np.intp)
 
 
-def _reach_from(hub_rows: NDArray[np.intp], tree: _Tree) -> _Reach:
+def _reach_from(hub_rows: NDArray[np.intp], tree: _Edges) -> _Reach:
     """Find the strongest path from every row to a hub, and between the hubs."""
-    num_rows, num_hubs = tree.num_rows, len(hub_rows)
+    num_rows, num_hubs = len(tree.rows) + 1, len(hub_rows)
     # A root above all hubs, by edges stronger than any: of the paths to it the best tree has the
     # strongest, and what it drops is the weakest edge between two hubs.
     to_root = np.stack([hub_rows, np.full(num_hubs, num_rows)], axis=1)
-    edges = np.concatenate([to_root, tree.edges])
+    edges = np.concatenate([to_root, tree.rows])
     strengths = np.concatenate([np.full(num_hubs, np.inf), tree.similarities])
     kept = _kept_by_rank(edges, num_rows + 1)
     graph = coo_array(
@@ -301,11 +317,9 @@ def _reach_from(hub_rows: NDArray[np.intp], tree: _Tree) -> _Reach:
     low, high = edges[kept].T
     is_below = above[low] == high
     strength[np.where(is_below, low, high)] = strengths[kept]
-    above[hub_rows] = hub_rows
+    above[hub_rows] = hub_rows  # or all would end at the root
     above[num_rows] = num_rows
-    while not np.array_equal(higher := above[above], above):  # half as many steps each time
-        strength = np.minimum(strength, strength[above])
-        above = higher
+    above, strength = _followed_up(above, strength)
     number = np.zeros(num_rows + 1, dtype=np.intp)
     number[hub_rows] = np.arange(num_hubs)
     hub = number[above[:num_rows]]
