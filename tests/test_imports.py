@@ -32,7 +32,7 @@ MAY_SEE = {
     "seeds": set(),
     "halves": {"seeds"},
     "client": {"data", "halves", "messages", "randomness", "tree"},
-    "privacy": {"client", "data", "errors", "messages", "privacy", "seeds", "tree"},
+    "privacy": {"client", "core", "data", "errors", "messages", "privacy", "seeds", "tree"},
     "runs": {"checkpoint", "errors", "files", "records", "server", "tree"},
     "sim": {
         "client", "core", "data", "errors", "examination", "files", "guard", "halves", "messages",

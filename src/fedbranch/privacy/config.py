@@ -6,9 +6,10 @@ import operator
 from dataclasses import KW_ONLY, dataclass
 from typing import get_args
 
+from fedbranch.core.sketch import SMALLEST_SIZE
 from fedbranch.privacy.noise import Noise
 from fedbranch.privacy.secret import Secret
-from fedbranch.privacy.sketch import SMALLEST_SIZE, Sketch
+from fedbranch.privacy.sketch import Sketch
 from fedbranch.privacy.transforms import Kind, Transform
 
 __all__ = ["Privacy"]

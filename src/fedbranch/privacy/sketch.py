@@ -13,9 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sketch"]
+from fedbranch.core.sketch import (
+    SMALLEST_SIZE,
+    Variances,
+    bound_from_variances,
+    check_cosine,
+)
 
-SMALLEST_SIZE = 16  # at which a cosine is typically off by 1/4
+__all__ = ["Sketch"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,9 @@ class Sketch:
     -----
     Squared lengths and inner products are right on average over the secrets. For two vectors
     with cosine c, let N = (a² + b²) / 2 and H = (a² - b²) / 2, with a and b the lengths of the
-    sketches of their unit vectors, and e the inner product of these sketches minus c N. Then
-    the cosine of the sketches is off by at most ``(|e| + |c| (N - ab)) / ab``, where ab =
-    sqrt(N² - H²). Over the secrets, e and H have mean 0, N has mean 1, and with f =
-    (num_hidden - size) / (num_hidden - 1)
+    sketches of their unit vectors, and e the inner product of these sketches minus c N. Over
+    the secrets, e and H have mean 0, N has mean 1, and with f = (num_hidden - size) /
+    (num_hidden - 1)
 
     - Var(e) <= 3/2 f (1 - c²)² / size,
     - Var(N) <= f (1 + c²) / size,
@@ -54,8 +58,7 @@ class Sketch:
     each other.
 
     So the cosine is off by about (1 - c²) / sqrt(size), which is :meth:`typical_error`;
-    Chebyshev's inequality for each of the three gives :meth:`error_bound`, which is wide, but
-    needs to assume nothing.
+    :func:`fedbranch.core.sketch.bound_from_variances` makes :meth:`error_bound` of the three.
 
     Examples
     --------
@@ -89,7 +92,7 @@ class Sketch:
 
     def typical_error(self, cosine: float = 0.0) -> float:
         """Give the standard deviation of the cosine of two sketches, for a true cosine."""
-        _check_cosine(cosine)
+        check_cosine(cosine)
         return (1 - cosine**2) * math.sqrt(self._unseen / self.size)
 
     def error_bound(self, cosine: float = 0.0, *, failure: float = 0.05) -> float:
@@ -107,25 +110,16 @@ class Sketch:
         float
             Infinite if the size is too small to promise anything.
         """
-        _check_cosine(cosine)
-        if not 0 < failure < 1:
-            raise ValueError(f"failure is {failure}; it must be between 0 and 1")
+        check_cosine(cosine)
         variance = self._unseen / self.size
-        # Half of the failures for e, a quarter each for N and H.
-        e = (1 - cosine**2) * math.sqrt(1.5 * variance * 2 / failure)
-        n = 1 - math.sqrt((1 + cosine**2) * variance * 4 / failure)
-        h = math.sqrt(1.5 * (1 - cosine**2) * variance * 4 / failure)
-        if n <= h:
-            return math.inf
-        product = math.sqrt(n**2 - h**2)
-        return (e + abs(cosine) * (n - product)) / product
+        variances = Variances(
+            e=1.5 * variance * (1 - cosine**2) ** 2,
+            n=variance * (1 + cosine**2),
+            h=1.5 * variance * (1 - cosine**2),
+        )
+        return bound_from_variances(cosine, variances, failure)
 
     @property
     def _unseen(self) -> float:
         """By how much a sample is better than one that may draw a coordinate twice."""
         return (self.num_hidden - self.size) / max(self.num_hidden - 1, 1)
-
-
-def _check_cosine(cosine: float) -> None:
-    if not -1 <= cosine <= 1:
-        raise ValueError(f"the cosine is {cosine}; it must be between -1 and 1")
