@@ -78,12 +78,12 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     if memory_bytes is None:
         memory_bytes = BYTES_ON_HOST if on_host else BYTES_ELSEWHERE
     num_clients = int(updates.shape[0])
+    if num_clients == 0:
+        raise ValueError("there are no updates; pass at least one")
     number_bytes = array_namespace(updates).finfo(updates.dtype).bits // 8
     fits = num_clients**2 * number_bytes <= memory_bytes
     if fits and (on_host or num_clients <= DENSE_ELSEWHERE):
         return spanning_tree_of(to_numpy(cosine_similarity(updates)))
-    if num_clients == 0:
-        raise ValueError("there are no updates; pass at least one")
     return _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
 
 
@@ -149,7 +149,8 @@ class _Forest:
         self._tree = _Edges(first.edge_rows, first.similarities)
         self._waiting: list[_Edges] = []  # that may be better than some of the tree
         self._num_waiting = 0
-        self._join(num_first)
+        self._rows_at_join = num_first
+        self._look()
         for start, block in _blocks(updates, num_first, self._most_entries):
             self._add(start, block)
         self._join(int(updates.shape[0]))
@@ -178,24 +179,29 @@ class _Forest:
             self._keep(sieve.sifted(block[top : top + step, :], start + top))
             if self._num_waiting > MOST_WAITING:
                 self._join(num_rows)
+                self._look()
                 sieve = _Sieve(self._reach, block)
         if num_rows >= GROWTH * self._rows_at_join:
             self._join(num_rows)
+            self._look()
 
     def _keep(self, edges: _Edges) -> None:
         self._waiting.append(edges)
         self._num_waiting += len(edges.similarities)
 
     def _join(self, num_rows: int) -> None:
-        """Make the tree anew from its own and the waiting edges, and see what it connects."""
+        """Make the tree anew from its own and the waiting edges."""
         rows, similarities = zip(self._tree, *self._waiting, strict=True)
         edges = _Edges(np.concatenate(rows), np.concatenate(similarities))
         order = strict_order(*edges, num_rows)
         kept = order[_kept_by_rank(edges.rows[order], num_rows)]
         self._tree = _Edges(edges.rows[kept], edges.similarities[kept])
         self._waiting, self._num_waiting = [], 0
-        self._reach = _reach_from(_chosen_hubs(self._tree), self._tree)
         self._rows_at_join = num_rows
+
+    def _look(self) -> None:
+        """See how strongly the tree connects its rows."""
+        self._reach = _reach_from(_chosen_hubs(self._tree), self._tree)
 
 
 class _Sieve:

@@ -1,0 +1,141 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbranch import cosine_similarity, hierarchy
+from fedbranch.core import forest
+from fedbranch.core.forest import hierarchy_of
+
+LIBRARIES = {"numpy": lambda array: array, "torch": torch.from_numpy}
+
+
+@pytest.fixture(params=LIBRARIES)
+def convert(request):
+    return LIBRARIES[request.param]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks, sieves and joins so small that little data goes through all of them."""
+    monkeypatch.setattr(forest, "SIFTED_ON_HOST", 500)
+    monkeypatch.setattr(forest, "MOST_WAITING", 300)
+    monkeypatch.setattr(forest, "FEWEST_AROUND_A_HUB", 3)
+
+
+def planted(seed, num_clients, num_groups, dim=60, noise=0.5):
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(num_groups, size=num_clients)
+    centres = rng.normal(size=(num_groups, dim))
+    updates = centres[groups] + noise * rng.normal(size=(num_clients, dim))
+    return updates, groups
+
+
+def exact_cosines(seed, num_clients):
+    """Make updates whose cosines are exact in float32, and mostly equal."""
+    rng = np.random.default_rng(seed)
+    return rng.choice([-1.0, 1.0], size=(num_clients, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["noise", "groups", "one strong client", "many lengths", "chain"])
+@pytest.mark.parametrize("num_clients", [2, 3, 50, 400])
+def test_blocks_give_the_hierarchy_of_the_whole_matrix(small_blocks, convert, kind, num_clients):
+    rng = np.random.default_rng(num_clients)
+    updates, _ = planted(0, num_clients, 5)
+    if kind == "noise":
+        updates = rng.normal(size=updates.shape)
+    elif kind == "one strong client":
+        updates = updates[0] + updates * rng.uniform(0.1, 3, size=(num_clients, 1))
+    elif kind == "many lengths":
+        updates *= 10.0 ** rng.integers(-100, 100, size=(num_clients, 1))
+    elif kind == "chain":
+        angles = np.linspace(0, 3, num_clients) ** 1.3
+        updates = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+    whole = hierarchy(cosine_similarity(updates))
+    blocks = hierarchy_of(convert(updates), memory_bytes=8 * num_clients**2 // 3)
+
+    assert np.array_equal(blocks.edge_rows, whole.edge_rows)
+    np.testing.assert_allclose(blocks.similarities, whole.similarities, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ties_have_the_answer_of_the_whole_matrix(small_blocks, convert, seed):
+    updates = exact_cosines(seed, 150)
+
+    whole = hierarchy(cosine_similarity(updates))
+    blocks = hierarchy_of(convert(updates), memory_bytes=20_000)
+
+    assert np.array_equal(blocks.edge_rows, whole.edge_rows)
+    assert np.array_equal(blocks.similarities, whole.similarities)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_clients=st.integers(2, 40),
+    dim=st.integers(1, 5),
+    memory_bytes=st.integers(64, 8000),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_block_size_gives_the_same_cuts(seed, num_clients, dim, memory_bytes):
+    updates = np.random.default_rng(seed).normal(size=(num_clients, dim))
+
+    whole = hierarchy(cosine_similarity(updates))
+    blocks = hierarchy_of(updates, memory_bytes=memory_bytes)
+
+    np.testing.assert_allclose(blocks.similarities, whole.similarities, atol=1e-12)
+    gaps = whole.similarities[:-1] - whole.similarities[1:]
+    for num_groups in range(2, num_clients + 1):
+        if num_groups == num_clients or gaps[-num_groups + 1] > 1e-9:
+            assert np.array_equal(blocks.groups(num_groups), whole.groups(num_groups))
+
+
+def test_planted_groups_are_the_cut_and_memory_stays_bounded():
+    updates, groups = planted(1, 5000, 10, dim=100)
+    updates = updates.astype(np.float32)
+    hierarchy_of(updates[:500], memory_bytes=2**18)  # imports
+
+    tracemalloc.start()
+    found = hierarchy_of(updates, memory_bytes=2**22).groups(10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert len(set(zip(found.tolist(), groups.tolist(), strict=True))) == 10
+    assert peak < 5000 * 5000 * 4 / 5  # a fifth of the matrix
+
+
+def test_few_similarities_are_kept():
+    """Otherwise it would be right, but slow."""
+    kept = []
+    grown = forest._Forest(2**18)
+    keep = grown._keep
+    grown._keep = lambda edges: kept.append(len(edges.similarities)) or keep(edges)
+    rng = np.random.default_rng(0)
+    updates, _ = planted(2, 4000, 10, dim=200)
+    updates *= rng.uniform(0.2, 2, size=(4000, 1))
+    updates += rng.normal(size=updates.shape) * rng.uniform(0.1, 2, size=(4000, 1))
+
+    grown.grown_over(updates)
+
+    assert sum(kept) < 0.02 * 4000 * 4000 / 2
+
+
+def test_zero_updates_are_similar_to_nothing():
+    updates = np.float32([[1, 0], [0, 0], [1, 0.1], [-1, 0]])
+
+    found = hierarchy_of(updates, memory_bytes=16)
+
+    assert found.similarities.tolist() == hierarchy(cosine_similarity(updates)).similarities.tolist()
+    assert 0 in found.similarities
+
+
+def test_no_updates_are_an_error():
+    with pytest.raises(ValueError, match="no updates"):
+        hierarchy_of(np.zeros((0, 3)))
+
+
+def test_one_client_is_a_hierarchy_of_one():
+    assert hierarchy_of(np.ones((1, 3)), memory_bytes=1).num_clients == 1
