@@ -696,3 +696,18 @@ class Asking:
 def test_a_rule_cannot_ask_for_what_makes_no_sense(decision):
     with pytest.raises(ValueError, match="decided on"):
         Bowls("ab" * 3).run(1, rule=Asking(**decision))
+
+
+def test_of_very_many_clients_some_are_compared_and_the_others_find_their_group(monkeypatch):
+    monkeypatch.setattr("fedbranch.rules.auto.MOST_COMPARED", 12)
+    bowls = Bowls([0, 1, 2] * 12)
+
+    server, records = bowls.run(8)
+
+    decisions = [decision for record in records for decision in record.decisions]
+    split = next(decision for decision in decisions if decision.verdict == "split")
+    assert {d.measurements.get("num_halved") for d in decisions} == {12, None}
+    assert sum(map(len, split.groups)) == 12
+    found = {frozenset(bowls.group_of[i] for i in ids) for ids in server.clusters.values()}
+    assert sorted(map(sorted, found)) == [[0], [1], [2]]
+    assert sum(map(len, server.clusters.values())) == 36

@@ -16,6 +16,7 @@ from fedbranch.core.bipartition import (
     hierarchy,
     separation_gap,
 )
+from fedbranch.core.forest import hierarchy_of
 from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
 from fedbranch.data.clients import ClientData, federate
 from fedbranch.errors import (
@@ -85,6 +86,7 @@ __all__ = [
     "fedavg",
     "federate",
     "hierarchy",
+    "hierarchy_of",
     "ifca",
     "local",
     "norms",

@@ -257,3 +257,48 @@ def test_groups_are_told_apart_by_what_they_are():
     similarity = cosine_similarity(unit_vectors([0, 90, 180]))
 
     assert separation_gap(similarity, [1, "1", 2]) == separation_gap(similarity, "abc")
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("levels", [None, 1, 3, 30])
+def test_edges_are_those_of_kruskal_in_strict_order(seed, levels):
+    num_clients = 60
+    similarity = random_symmetric(seed, num_clients, levels)
+
+    found = hierarchy(similarity)
+
+    first, second = np.triu_indices(num_clients, 1)
+    order = np.lexsort((second, first, -similarity[first, second]))
+    group = list(range(num_clients))
+    kept = []
+    for a, b in zip(first[order].tolist(), second[order].tolist(), strict=True):
+        if group[a] != group[b]:
+            kept.append((a, b))
+            group = [group[a] if g == group[b] else g for g in group]
+    assert [tuple(edge) for edge in found.edge_rows.tolist()] == kept
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [(0, 1), (1, 2), (300, 7)])
+def test_similarities_that_are_not_finite_are_an_error(value, place):
+    similarity = random_symmetric(0, 301)
+    similarity[place] = similarity[place[::-1]] = value
+
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        hierarchy(similarity)
+
+
+def test_a_client_that_is_infinitely_unlike_all_others_is_an_error():
+    similarity = random_symmetric(0, 30)
+    similarity[4] = similarity[:, 4] = -np.inf
+
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        hierarchy(similarity)
+
+
+def test_a_matrix_that_is_not_symmetric_is_an_error():
+    similarity = random_symmetric(0, 300)
+    similarity[270, 3] += 0.1
+
+    with pytest.raises(ValueError, match=r"differs from its transpose by 0\.1"):
+        hierarchy(similarity)

@@ -128,7 +128,9 @@ def test_zero_updates_are_similar_to_nothing():
 
     found = hierarchy_of(updates, memory_bytes=16)
 
-    assert found.similarities.tolist() == hierarchy(cosine_similarity(updates)).similarities.tolist()
+    assert (
+        found.similarities.tolist() == hierarchy(cosine_similarity(updates)).similarities.tolist()
+    )
     assert 0 in found.similarities
 
 

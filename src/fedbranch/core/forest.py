@@ -109,11 +109,10 @@ class _Reach:
 
     def ceilings(self) -> NDArray[np.floating]:
         """Give the strength of the path from each hub to each row: (num_hubs, num_rows)."""
-        return np.minimum(self.between[:, self.hub], self.strength)
+        ceilings: NDArray[np.floating] = np.minimum(self.between[:, self.hub], self.strength)
+        return ceilings
 
-    def extended(
-        self, nearest: NDArray[np.intp], similarities: NDArray[np.floating]
-    ) -> _Reach:
+    def extended(self, nearest: NDArray[np.intp], similarities: NDArray[np.floating]) -> _Reach:
         """Add rows, each of which is connected with one before it."""
         num_before = len(self.hub)
         strength = np.concatenate([np.full(num_before, np.inf, similarities.dtype), similarities])
@@ -139,6 +138,11 @@ class _Forest:
 
     def __init__(self, most_entries: int) -> None:
         self._most_entries = most_entries
+        self._tree: _Edges
+        self._reach: _Reach  # as it is by the tree, and by the strongest edges of rows since
+        self._waiting: list[_Edges] = []  # that may be better than some of the tree
+        self._num_waiting = 0
+        self._rows_at_join = 0
 
     def grown_over(self, updates: Array) -> Hierarchy:
         """Give the hierarchy of these updates."""
@@ -147,8 +151,6 @@ class _Forest:
             num_first = min(num_first, DENSE_ELSEWHERE)
         first = spanning_tree_of(to_numpy(cosine_similarity(updates[:num_first, :])))
         self._tree = _Edges(first.edge_rows, first.similarities)
-        self._waiting: list[_Edges] = []  # that may be better than some of the tree
-        self._num_waiting = 0
         self._rows_at_join = num_first
         self._look()
         for start, block in _blocks(updates, num_first, self._most_entries):
@@ -299,9 +301,8 @@ def _chosen_hubs(tree: _Edges) -> NDArray[np.intp]:
         # Edges come from the strongest down, so a group's first one is its strongest.
         with_edges, firsts = np.unique(group[kept[:, 0]], return_index=True)
         strongest = dict(zip(with_edges.tolist(), kept[firsts, 0].tolist(), strict=True))
-        for largest in np.argsort(-sizes, kind="stable")[: MOST_HUBS - len(hubs)].tolist():
-            if sizes[largest] >= enough:
-                hubs.append(strongest[largest])
+        largest = np.argsort(-sizes, kind="stable")[: MOST_HUBS - len(hubs)]
+        hubs += [strongest[number] for number in largest[sizes[largest] >= enough].tolist()]
         num_cut *= 4
     return np.array(hubs, dtype=np.intp)
 

@@ -104,7 +104,10 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
             f"updates have {updates.shape[1]} columns and others {others.shape[1]}; "
             "compare updates of the same model"
         )
-    (left, left_scale), (right, right_scale) = scaled_for_cosines(updates), scaled_for_cosines(others)
+    (left, left_scale), (right, right_scale) = (
+        scaled_for_cosines(updates),
+        scaled_for_cosines(others),
+    )
     similarity = products(left, right)
     similarity *= left_scale[:, None]
     similarity *= right_scale[None, :]

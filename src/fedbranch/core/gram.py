@@ -42,7 +42,7 @@ TILE_ELSEWHERE = 4096  # where every operation is a launch
 
 def is_on_host(array: Array) -> bool:
     """Whether an array is in main memory, where NumPy can work on it without a copy."""
-    return isinstance(array, np.ndarray) or str(device(array)) == "cpu"
+    return type(array) is np.ndarray or str(device(array)) == "cpu"
 
 
 def to_numpy(array: object) -> NDArray[Any]:
@@ -93,13 +93,12 @@ def upper_products(updates: Array) -> Array:
         rows = np.ascontiguousarray(to_numpy(updates))
         # Fortran reads our rows as columns, and what it calls lower is our upper triangle.
         syrk = get_blas_funcs("syrk", (rows,))
-        found = syrk(1.0, rows.T, trans=1, lower=1).T
-        return found if isinstance(updates, np.ndarray) else _beside(updates, found)
+        return _beside(updates, syrk(1.0, rows.T, trans=1, lower=1).T)
     if num_clients <= MANY_ROWS:
         return products(updates, updates)
     xp = array_namespace(updates)
     shape = (num_clients, num_clients)
-    found = xp.empty(shape, dtype=updates.dtype, device=device(updates))
+    found: Array = xp.empty(shape, dtype=updates.dtype, device=device(updates))
     for block in column_blocks(num_clients, TILE_ELSEWHERE):
         found[block, block.start :] = products(updates[block, :], updates[block.start :, :])
     return found

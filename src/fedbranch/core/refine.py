@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -113,10 +114,10 @@ def refined(
     np.fill_diagonal(decides, val=False)
     to_beat = np.where(decides, strongest - 2 * error, math.inf)
     found_a, found_b = [], []
-    for rows in column_blocks(len(part), max(1, NUMBERS_AT_ONCE // len(part))):
-        may_be = similarity[rows] >= to_beat[part[rows]][:, part]
+    for block in column_blocks(len(part), max(1, NUMBERS_AT_ONCE // len(part))):
+        may_be = similarity[block] >= to_beat[part[block]][:, part]
         a_rows, b_rows = np.nonzero(may_be)
-        a_rows += rows.start
+        a_rows += block.start
         is_once = a_rows < b_rows
         found_a.append(a_rows[is_once])
         found_b.append(b_rows[is_once])
@@ -179,7 +180,7 @@ def cosines_of_pairs(
     at_once = max(1, NUMBERS_AT_ONCE // max(1, len(rights)))
     by_left = np.argsort(left_places, kind="stable")
     starts = np.searchsorted(left_places[by_left], np.arange(0, len(lefts) + at_once, at_once))
-    for block, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for block, (start, end) in enumerate(pairwise(starts.tolist())):
         if start == end:
             continue
         pairs = by_left[start:end]

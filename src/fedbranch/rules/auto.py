@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.stats import wilcoxon
 
-from fedbranch.core.bipartition import bipartition, hierarchy, separation_gap
-from fedbranch.core.geometry import cosine_similarity, take_rows
+from fedbranch.core.bipartition import bipartition, separation_gap
+from fedbranch.core.forest import hierarchy_of
+from fedbranch.core.geometry import take_rows
 from fedbranch.core.structure import compared_halves, find_structure
 from fedbranch.rules.credibility import opposed_groups
 from fedbranch.rules.evidence import (
@@ -28,6 +29,9 @@ __all__ = ["AutoRule"]
 
 # Clients enough to see groups by; the others are routed to them.
 CLIENTS_ENOUGH = 50
+# Of more than these some are looked at, and the others are routed likewise: every two of them are
+# compared.
+MOST_COMPARED = 5000
 # Rounds without any loss, after which nobody can measure them.
 ROUNDS_FOR_LOSSES = 2
 LONGEST_WAIT = 25  # rounds between two examinations
@@ -186,8 +190,14 @@ class AutoRule:
         evidence = about.evidence
         assert evidence.half_differences is not None
         # Whoever could not make halves is routed, like those who have not answered.
-        rows = evidence.halved_rows
-        halves = compared_halves(take_rows(evidence.updates, rows), evidence.half_differences)
+        places = np.arange(len(evidence.halved_rows))
+        if len(places) > MOST_COMPARED:
+            places = np.linspace(0, len(places) - 1, MOST_COMPARED).astype(np.intp)
+        rows = [evidence.halved_rows[place] for place in places.tolist()]
+        halves = compared_halves(
+            take_rows(evidence.updates, rows),
+            take_rows(evidence.half_differences, places.tolist()),
+        )
         found = find_structure(halves)
         about.measured |= {"noise": halves.noise, "num_halved": len(rows)}
         if found is None:
@@ -223,7 +233,7 @@ class AutoRule:
     def _are_there_groups_without_halves(self, about: _Answer) -> Decision:
         evidence = about.evidence
         num_clients = len(evidence.client_ids)
-        merges = hierarchy(cosine_similarity(evidence.updates))
+        merges = hierarchy_of(evidence.updates)
         # similarities[-j] is where the last of j + 1 groups join.
         heights = merges.similarities
         gaps = {
@@ -368,7 +378,7 @@ class AutoRule:
             )
         if len(evidence.client_ids) <= len(evidence.proposal):
             return about.train(f"{what}, but too few clients are left to tell")
-        heights = hierarchy(cosine_similarity(evidence.updates)).similarities
+        heights = hierarchy_of(evidence.updates).similarities
         gap = float(heights[-len(evidence.proposal)] - heights[1 - len(evidence.proposal)])
         about.measured |= {"num_groups": len(evidence.proposal), "gap": gap}
         if gap < LEAST_GAP_WITHOUT_LOSSES:

@@ -6,8 +6,7 @@ import math
 import operator
 from dataclasses import dataclass
 
-from fedbranch.core.bipartition import bipartition
-from fedbranch.core.geometry import cosine_similarity
+from fedbranch.core.forest import hierarchy_of
 from fedbranch.core.theory import tolerated_noise
 from fedbranch.rules.evidence import Decision, Evidence, Groups, Verdict, norm_measurements
 
@@ -145,7 +144,7 @@ class Thresholds:
                 )
             return decide("hold", f"looks stationary and stands still for the others: {waiting}")
 
-        split = bipartition(cosine_similarity(evidence.updates))
+        split = hierarchy_of(evidence.updates).bipartition()
         measured["cross_similarity"] = split.cross_similarity
         measured["tolerated_noise"] = tolerated_noise(split.cross_similarity)
         if measured["tolerated_noise"] <= self.gamma_max:
