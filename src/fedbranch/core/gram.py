@@ -117,8 +117,9 @@ def mirror_scaled(matrix: Array, scale: Array) -> None:
     if is_on_host(matrix):  # NumPy has the least overhead for small tiles
         matrix, scale = to_numpy(matrix), to_numpy(scale)
     xp = array_namespace(matrix)
-    side = TILE_ON_HOST if is_on_host(matrix) else TILE_ELSEWHERE
-    blocks = list(column_blocks(int(matrix.shape[0]), side))
+    num_rows = int(matrix.shape[0])
+    side = min(TILE_ON_HOST, max(1, num_rows // 16)) if is_on_host(matrix) else TILE_ELSEWHERE
+    blocks = list(column_blocks(num_rows, side))
     for number, rows in enumerate(blocks):
         for columns in blocks[number:]:
             tile = matrix[rows, columns]  # a view
