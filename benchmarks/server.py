@@ -274,7 +274,7 @@ def on_gpu(num_clients: int, dim: int, repeats: int) -> dict:
         {
             "bare product, TF32": lambda: product("high"),
             "bare product, float32": lambda: product("highest"),
-            "half of it, float32": lambda: half_product(updates, 10_000),
+            "half of it, float32": lambda: half_product(updates, num_clients // 10),
             "fedbranch": lambda: fb.hierarchy_of(updates),
         },
         repeats,
