@@ -291,7 +291,8 @@ def _read_document(folder: Path, kind: str, generation: Generation) -> JSON:
         schema, found_kind = document["schema"], document["kind"]
         if schema != SCHEMA:
             raise DamagedFile(
-                f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}"
+                f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}; read it "
+                "with the version that saved it"
             )
         if found_kind != kind:
             raise DamagedFile(f"{path} holds a saved {found_kind}, not a {kind}")

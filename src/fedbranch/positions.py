@@ -6,15 +6,14 @@ concerns one client costs no more where a million are known.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
 from fedbranch.files import JSON
-from fedbranch.known import Column, KnownClients, Rows
+from fedbranch.known import Column, KnownClients, Rows, distinct
 
 __all__ = ["LARGEST_NODE_ID", "Positions"]
 
@@ -79,6 +78,21 @@ class Positions:
         if not away:
             rows = rows[~self._are_away(rows)]
         return sorted(self.known.ids(rows))
+
+    def among(
+        self, client_ids: Sequence[str], node_ids: Iterable[int], *, away: bool = True
+    ) -> dict[int, list[str]]:
+        """Give those of some clients that stand at exactly each of these nodes, sorted."""
+        rows = self.known.rows(client_ids)
+        numbers = np.where(rows < 0, np.int32(NOWHERE), self._at(rows))
+        if not away:
+            numbers[self._are_away(rows)] = NOWHERE
+        return {
+            node_id: sorted(
+                client_ids[place] for place in np.flatnonzero(numbers == node_id).tolist()
+            )
+            for node_id in node_ids
+        }
 
     @property
     def client_ids(self) -> list[str]:
@@ -193,14 +207,14 @@ class Positions:
         if not len(self._is_away):
             return np.zeros(len(rows), dtype=bool)
         is_away: NDArray[np.bool_] = self._is_away[np.minimum(rows, len(self._is_away) - 1)]
-        return is_away & (rows < len(self._is_away))
+        return is_away & (rows >= 0) & (rows < len(self._is_away))
 
     def set_away(self, rows: Rows, *, is_away: bool) -> None:
         """Count clients as away, or no longer; those that have left never are."""
         rows = rows[(self._are_away(rows) != is_away) & (self._at(rows) != NOWHERE)]
         if not len(rows):
             return
-        rows = np.unique(rows)
+        rows = distinct(rows)
         if len(self._is_away) < len(self.known):
             more = len(self.known) + len(self.known) // 8 - len(self._is_away)
             self._is_away = np.concatenate([self._is_away, np.zeros(more, dtype=bool)])
@@ -216,7 +230,8 @@ class Positions:
 
     def those_here(self, rows: Rows) -> Rows:
         """Give those of the rows whose clients have not left."""
-        return rows[self._at(rows) != NOWHERE]
+        here: Rows = rows[self._at(rows) != NOWHERE]
+        return here
 
     # Files
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedbranch.checkpoint import Tensors
-from fedbranch.known import Column, Rows
+from fedbranch.known import Column, Rows, distinct
 from fedbranch.positions import Positions
 
 __all__ = ["ROUNDS_UNTIL_AWAY", "Presence"]
@@ -56,7 +56,7 @@ class Presence:
         self.count_out(this_round)
         new = np.concatenate([self._new_rows(), positions.take_those_who_came_back()])
         new = positions.those_here(new[self._seen.numbers[new] == NEVER])
-        rows = np.unique(np.concatenate([positions.known.rows(client_ids), new]))
+        rows = distinct(np.concatenate([positions.known.rows(client_ids), new]))
         rows = rows[self._seen.numbers[rows] != this_round]
         if len(rows):
             self._seen.set_many(rows, this_round)

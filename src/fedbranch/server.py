@@ -176,16 +176,11 @@ class Server:
         if not holding:
             return []
         self._presence.count_out(self.round + 1)
-        positions = self.tree.positions
-        at: dict[int, list[str]] = {node_id: [] for node_id in holding}
-        for client_id in client_ids:
-            node_id = positions.of(client_id)
-            if node_id in at and not positions.is_away(client_id):
-                at[node_id].append(client_id)
+        there = self.tree.positions.among(list(client_ids), holding, away=False)
         return sorted(
             client_id
             for node_id, case in holding.items()
-            for client_id in case.lacking(at[node_id])
+            for client_id in case.lacking(there[node_id])
             if client_id not in self._set_aside
         )
 
@@ -265,20 +260,12 @@ class Server:
         for node_id in self._due_for_review():
             models = compared_models(self.tree, node_id)
             leaf_ids = [leaf.id for leaf in self.tree.leaves_below(node_id)]
-            for client_id in self._standing_at(leaf_ids, ids):
+            there = self.tree.positions.among(sorted(ids), leaf_ids)
+            for client_id in (i for own in there.values() for i in own):
                 if client_id not in trials:
                     trials[client_id] = models
                     self._on_trial[client_id] = (node_id, len(models), leaf_ids)
         return trials
-
-    def _standing_at(self, node_ids: Sequence[int], client_ids: Iterable[str]) -> list[str]:
-        """Give those of the clients that stand at these nodes, sorted at each."""
-        there: dict[int, list[str]] = {node_id: [] for node_id in node_ids}
-        for client_id in client_ids:
-            node_id = self.tree.position(client_id)
-            if node_id in there:
-                there[node_id].append(client_id)
-        return [client_id for own in there.values() for client_id in sorted(own)]
 
     def step(
         self,
