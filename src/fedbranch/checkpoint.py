@@ -51,7 +51,7 @@ __all__ = [
 Tensors = Mapping[str, NDArray[Any]]
 Generation = Literal["current", "previous"]
 
-SCHEMA = 2
+SCHEMA = 3
 STATE_FILE = "state.json"
 FILES: dict[Generation, str] = {"current": STATE_FILE, "previous": "previous.json"}
 TENSORS = re.compile(r"[a-z]+(-\d{1,18})?")
@@ -63,6 +63,14 @@ OUR_FILES = re.compile(
 MOST_HEADER_BYTES = 8_000_000
 
 
+class ReadTensors(dict[str, NDArray[Any]]):
+    """Tensors as they are in a file; as lasting ones they need not be written there again."""
+
+    def __init__(self, tensors: Tensors, written: JSON) -> None:
+        super().__init__(tensors)
+        self.written = written
+
+
 class LastingTensors(Mapping[str, NDArray[Any]]):
     """Tensors that never change, so that a file which has them need not be made again.
 
@@ -70,11 +78,14 @@ class LastingTensors(Mapping[str, NDArray[Any]]):
     ----------
     make
         Gives the tensors, always the same; called only when somebody looks at them.
+    read
+        What they were read as, if they come from a file.
     """
 
-    def __init__(self, make: Callable[[], Tensors]) -> None:
+    def __init__(self, make: Callable[[], Tensors], read: Tensors | None = None) -> None:
         self._make = make
-        self.written: JSON | None = None  # its entry in the manifest, once there is a file
+        # Its entry in the manifest, once there is a file.
+        self.written = read.written if isinstance(read, ReadTensors) else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._make()[name]
@@ -280,7 +291,8 @@ def _read_document(folder: Path, kind: str, generation: Generation) -> JSON:
         schema, found_kind = document["schema"], document["kind"]
         if schema != SCHEMA:
             raise DamagedFile(
-                f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}"
+                f"{path} has schema {schema!r}; this version of fedbranch reads {SCHEMA}; read it "
+                "with the version that saved it"
             )
         if found_kind != kind:
             raise DamagedFile(f"{path} holds a saved {found_kind}, not a {kind}")
@@ -320,7 +332,7 @@ def _read_tensors(folder: Path, entry: JSON) -> Tensors:
             if header_bytes > min(entry["bytes"], MOST_HEADER_BYTES):
                 raise DamagedFile(f"{path} cannot be read: a header of {header_bytes:,} bytes")
             file.seek(0)
-            return safetensors.numpy.load(file.read())
+            return ReadTensors(safetensors.numpy.load(file.read()), written=entry)
     except DamagedFile:
         raise
     except Exception as error:  # whatever the parser says, the file is what is wrong

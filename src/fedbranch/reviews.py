@@ -7,7 +7,7 @@ with the mean of them all, which is what training together would have come to.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -85,7 +85,7 @@ class Reviews:
         """
         split_in = tree[node_id].split_in_round
         assert split_in is not None
-        clusters = {leaf.id: tree.members(leaf.id) for leaf in tree.leaves_below(node_id)}
+        clusters = _Clusters(tree, [leaf.id for leaf in tree.leaves_below(node_id)])
         decision: Decision = self._rule.review(  # type: ignore[attr-defined]  # or none is due
             Review(
                 node_id=node_id,
@@ -93,6 +93,7 @@ class Reviews:
                 rounds_since_split=this_round - split_in,
                 clusters=clusters,
                 losses=losses,
+                leaf_of={client_id: tree.position(client_id) for client_id in losses},
                 opposed=_opposed(tree, node_id),
             )
         )
@@ -101,15 +102,32 @@ class Reviews:
                 f"{self._rule!r} reviewed node {node_id} and decided {decision.verdict!r} on node "
                 f"{decision.node_id}; it must keep or merge that node"
             )
-        members = {client_id for ids in clusters.values() for client_id in ids}
-        if not decision.moves.keys() <= members or not set(decision.moves.values()) <= set(
-            clusters
-        ):
+        places = {*map(tree.positions.of, decision.moves), *decision.moves.values()}
+        if not places <= set(clusters):
             raise ValueError(
                 f"{self._rule!r} reviewed node {node_id} and moves {dict(decision.moves)}; it can "
                 f"move clients of that split to {list(clusters)}"
             )
         return decision
+
+
+class _Clusters(Mapping[int, list[str]]):
+    """Leaves and their clients, who are listed only if somebody looks."""
+
+    def __init__(self, tree: ParameterTree, leaf_ids: Sequence[int]) -> None:
+        self._tree = tree
+        self._leaf_ids = dict.fromkeys(leaf_ids)
+
+    def __getitem__(self, leaf_id: int) -> list[str]:
+        if leaf_id not in self._leaf_ids:
+            raise KeyError(leaf_id)
+        return self._tree.members(leaf_id)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._leaf_ids)
+
+    def __len__(self) -> int:
+        return len(self._leaf_ids)
 
 
 def _opposed(tree: ParameterTree, node_id: int) -> dict[str, frozenset[int]]:

@@ -39,6 +39,7 @@ from fedbranch.messages import (
     one_line,
     shortened,
 )
+from fedbranch.presence import Presence
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.reviews import Reviews, compared_models, merged_model
 from fedbranch.rules import AutoRule, Rule, rule_from_state, rule_to_state
@@ -46,7 +47,6 @@ from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Server"]
 
-ROUNDS_UNTIL_AWAY = 10
 EXAMINATIONS_TO_FORGET = 6  # how many a split that did not pay counts for
 
 
@@ -145,7 +145,7 @@ class Server:
         self._cases: dict[int, Case] = {}  # leaf -> what was collected there
         self._archive: dict[int, Case] = {}  # inner node -> what it remembers, if it is merged
         self._reviews = Reviews(rule)
-        self._last_seen: dict[str, int] = {}  # client id -> round, as mark_present was told
+        self._presence = Presence(self.tree.positions)
         self._set_aside: set[str] = set()  # clients whose last reply the guard set aside
         self._joined: list[str] = []
         self._left: list[str] = []
@@ -157,14 +157,31 @@ class Server:
 
     @property
     def awaited(self) -> list[str]:
-        """Clients whose answers a holding cluster is waiting for: ask them first."""
-        away = self._away | self._set_aside
+        """Clients whose answers a holding cluster is waiting for: ask them first.
+
+        They may be most of all that are known: :meth:`awaited_among` some is cheaper.
+        """
+        self._presence.count_out(self.round + 1)
         return sorted(
             client_id
             for node_id, case in self._cases.items()
             if case.rounds_held
-            for client_id in case.lacking(self.tree.members(node_id))
-            if client_id not in away
+            for client_id in case.lacking(self.tree.positions.members([node_id], away=False))
+            if client_id not in self._set_aside
+        )
+
+    def awaited_among(self, client_ids: Iterable[str]) -> list[str]:
+        """Give those of some clients whose answers a holding cluster is waiting for, sorted."""
+        holding = {node_id: case for node_id, case in self._cases.items() if case.rounds_held}
+        if not holding:
+            return []
+        self._presence.count_out(self.round + 1)
+        there = self.tree.positions.among(list(client_ids), holding, away=False)
+        return sorted(
+            client_id
+            for node_id, case in holding.items()
+            for client_id in case.lacking(there[node_id])
+            if client_id not in self._set_aside
         )
 
     # A round
@@ -185,9 +202,9 @@ class Server:
         """
         tasks = {}
         task_at: dict[int, Task] = {}  # all clients at a node have the same task
-        for client_id in checked_ids(client_ids):
-            if client_id not in self.tree:
-                self._place_newcomer(client_id, self.tree.root.id)
+        ids = checked_ids(client_ids)
+        self._place_newcomers(self.tree.positions.missing(ids), self.tree.root.id)
+        for client_id in ids:
             node_id = self.tree.position(client_id)
             if self._has_answered(client_id):
                 continue
@@ -243,8 +260,9 @@ class Server:
         for node_id in self._due_for_review():
             models = compared_models(self.tree, node_id)
             leaf_ids = [leaf.id for leaf in self.tree.leaves_below(node_id)]
-            for client_id in (i for leaf_id in leaf_ids for i in self.tree.members(leaf_id)):
-                if client_id in ids and client_id not in trials:
+            there = self.tree.positions.among(sorted(ids), leaf_ids)
+            for client_id in (i for own in there.values() for i in own):
+                if client_id not in trials:
                     trials[client_id] = models
                     self._on_trial[client_id] = (node_id, len(models), leaf_ids)
         return trials
@@ -284,12 +302,7 @@ class Server:
             self.tree.position(client_id) for client_id in at_leaves if client_id not in set_aside
         )
         still_aside = (self._set_aside - at_leaves.keys()) | set_aside.keys()
-        away = Counter(
-            node_id
-            for client_id in self._away | still_aside
-            if (node_id := self.tree.position(client_id)) not in cases
-            or client_id not in cases[node_id].replies
-        )
+        absent = self._absent(cases, still_aside)
         outcomes: list[Outcome] = []
         num_leaves = len(self.tree.leaves)
         for node_id, case in sorted(cases.items()):
@@ -302,7 +315,7 @@ class Server:
                 aggregate=self.aggregate,
                 weighting=self.weighting,
                 round=this_round,
-                num_members=self.tree.num_members(node_id) - away[node_id] + arrivals[node_id],
+                num_members=self.tree.num_members(node_id) - absent[node_id] + arrivals[node_id],
                 num_new=answers[node_id],
                 guard=self.guard,
                 most_groups=self._most_clusters - num_leaves + 1,
@@ -343,6 +356,21 @@ class Server:
         )
         self._asked, self._on_trial, self._joined, self._left = {}, {}, [], []
         return record
+
+    def _absent(self, cases: Mapping[int, Case], aside: Iterable[str]) -> Counter[int]:
+        """Count the members of each case that nobody waits for and that have not answered."""
+        self._presence.count_out(self.round + 1)
+        positions = self.tree.positions
+        absent: Counter[int] = Counter()
+        for node_id, case in cases.items():
+            absent[node_id] = positions.num_away(node_id)
+            if absent[node_id]:
+                absent[node_id] -= sum(map(positions.is_away, case.replies))
+        for client_id in aside:
+            node_id = self.tree.position(client_id)
+            if node_id in cases and client_id not in cases[node_id].replies:
+                absent[node_id] += not positions.is_away(client_id)
+        return absent
 
     def _accept(
         self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
@@ -538,15 +566,16 @@ class Server:
             Where they stand at first; by default at the root.
         """
         ids = checked_ids(client_ids)
-        known = [client_id for client_id in ids if client_id in self.tree]
-        if known:
+        missing = self.tree.positions.missing(ids)
+        if len(missing) < len(ids):
+            known = sorted(set(ids) - set(missing))
             raise ValueError(f"clients {known} have already joined")
-        for client_id in ids:
-            self._place_newcomer(client_id, self.tree[node_id].id)
+        self._place_newcomers(ids, self.tree[node_id].id)
 
-    def _place_newcomer(self, client_id: str, node_id: int) -> None:
-        self.tree.place(client_id, node_id)
-        self._joined.append(client_id)
+    def _place_newcomers(self, client_ids: Iterable[str], node_id: int) -> None:
+        in_order = sorted(client_ids)  # so that the order in which they are named changes nothing
+        self.tree.positions.place_all(in_order, node_id)
+        self._joined += in_order
 
     def mark_present(self, client_ids: Iterable[str]) -> None:
         """Say which of the known clients are there, whether or not they will be asked.
@@ -555,25 +584,16 @@ class Server:
         not there in this and the nine rounds before. It keeps its position, and counts as a
         member of its cluster again as soon as it is back.
         """
-        this_round = self.round + 1
-        for client_id in self.tree.client_ids:
-            self._last_seen.setdefault(client_id, this_round)
-        self._last_seen |= dict.fromkeys(self._known(client_ids), this_round)
-
-    @property
-    def _away(self) -> set[str]:
-        """Clients that nobody waits for."""
-        since = self.round + 1 - ROUNDS_UNTIL_AWAY
-        return {client_id for client_id, seen in self._last_seen.items() if seen <= since}
+        self._presence.mark(self._known(client_ids), self.round + 1)
 
     def remove(self, client_ids: Iterable[str]) -> None:
         """Let clients leave. If one comes back it is a newcomer and finds its way down again."""
-        for client_id in self._known(client_ids):
+        ids = self._known(client_ids)
+        for client_id in ids:
             self._forget_reply(client_id)
-            self.tree.remove(client_id)
-            self._last_seen.pop(client_id, None)
-            self._set_aside.discard(client_id)
-            self._left.append(client_id)
+        self.tree.positions.remove(ids)
+        self._set_aside.difference_update(ids)
+        self._left += ids
 
     def reroute(self, client_ids: Iterable[str]) -> None:
         """Send clients back to the root, to find their cluster anew."""
@@ -586,7 +606,7 @@ class Server:
 
     def _known(self, client_ids: Iterable[str]) -> list[str]:
         ids = checked_ids(client_ids)
-        unknown = [client_id for client_id in ids if client_id not in self.tree]
+        unknown = self.tree.positions.missing(ids)
         if unknown:
             raise ValueError(f"clients {unknown} are not known; they never joined or have left")
         return ids
@@ -660,8 +680,7 @@ class Server:
                 )
         if len(named) == 1:
             leaf_ids: tuple[int, ...] = (self.tree.root.id,)
-            for client_id in next(iter(named.values())):
-                self.tree.place(client_id, self.tree.root.id)
+            self.tree.positions.place_all(next(iter(named.values())), self.tree.root.id)
         else:
             leaf_ids = self.tree.split(
                 self.tree.root.id, [dict.fromkeys(client_ids) for client_ids in named.values()]
@@ -700,6 +719,8 @@ class Server:
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the server as JSON and tensors, for a checkpoint."""
         tree_state, files = self.tree.to_state()
+        is_presence_known, of_presence = self._presence.to_state()
+        files |= of_presence
         cases: JSON = {}
         for node_id, case in self._cases.items():
             cases[str(node_id)], held = case.to_state()
@@ -720,7 +741,7 @@ class Server:
             "cases": cases,
             "archive": archive,
             "num_reviews": {str(i): count for i, count in self._reviews.num_done.items()},
-            "last_seen": self._last_seen,
+            "is_presence_known": is_presence_known,
             "joined": self._joined,
             "left": self._left,
             "tree": tree_state,
@@ -758,7 +779,9 @@ class Server:
             server.round = state["round"]
             server._asked = dict(state["asked"])
             server._reviews.num_done = {int(i): n for i, n in state["num_reviews"].items()}
-            server._last_seen = dict(state["last_seen"])
+            server._presence = Presence.from_state(
+                state["is_presence_known"], files, tree.positions, server.round + 1
+            )
             server._set_aside = set(state["set_aside"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
             server._on_trial = {i: (a, b, list(c)) for i, (a, b, c) in state["on_trial"].items()}

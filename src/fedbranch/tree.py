@@ -21,6 +21,7 @@ from fedbranch.checkpoint import LastingTensors, Tensors, read_checkpoint, write
 from fedbranch.core.geometry import cosine_similarity
 from fedbranch.errors import DamagedFile
 from fedbranch.files import JSON
+from fedbranch.positions import LARGEST_NODE_ID, Positions
 
 __all__ = ["Descent", "Node", "ParameterTree", "Vector", "read_only"]
 
@@ -100,6 +101,11 @@ class ParameterTree:
     num_buffers
         Length of the vector of averaged but never compared values (BatchNorm statistics).
 
+    Attributes
+    ----------
+    positions
+        Who stands where, for questions about many clients at once.
+
     Notes
     -----
     Every client has exactly one position. At a leaf it trains; at an inner node it is on
@@ -137,8 +143,7 @@ class ParameterTree:
         )
         self._nodes = {0: root}
         self._next_id = 1
-        self._positions: dict[str, int] = {}
-        self._members: dict[int, set[str]] = {0: set()}
+        self.positions = Positions()
 
     def __getitem__(self, node_id: int) -> Node:
         try:
@@ -178,46 +183,37 @@ class ParameterTree:
     @property
     def client_ids(self) -> list[str]:
         """All clients with a position, sorted."""
-        return sorted(self._positions)
+        return self.positions.client_ids
 
     def __contains__(self, client_id: str) -> bool:
-        return client_id in self._positions
+        return client_id in self.positions
 
     def position(self, client_id: str) -> int:
         """Give the id of the node at which a client stands."""
-        try:
-            return self._positions[client_id]
-        except KeyError:
-            raise ValueError(
-                f"client {client_id!r} has no position; place it at the root first"
-            ) from None
+        node_id = self.positions.of(client_id)
+        if node_id is None:
+            raise ValueError(f"client {client_id!r} has no position; place it at the root first")
+        return node_id
 
     def place(self, client_id: str, node_id: int) -> None:
         """Put a client at a node, from wherever it was."""
-        members = self._members[self[node_id].id]
-        self.remove(client_id)
-        self._positions[client_id] = node_id
-        members.add(client_id)
+        self.positions.place(client_id, self[node_id].id)
 
     def remove(self, client_id: str) -> None:
         """Forget a client's position. Its cached updates stay: they describe the branch."""
-        node_id = self._positions.pop(client_id, None)
-        if node_id is not None:
-            self._members[node_id].discard(client_id)
+        self.positions.remove([client_id])
 
     def members(self, node_id: int) -> list[str]:
         """Give the clients that stand at exactly this node, sorted."""
-        return sorted(self._members[self[node_id].id])
+        return self.positions.members([self[node_id].id])
 
     def num_members(self, node_id: int) -> int:
         """Count the clients that stand at exactly this node."""
-        return len(self._members[self[node_id].id])
+        return self.positions.num_members(self[node_id].id)
 
     def cluster(self, node_id: int) -> list[str]:
         """Give the clients that stand at this node or below it (the paper's c_v), sorted."""
-        return sorted(
-            client_id for node in self.subtree(node_id) for client_id in self._members[node.id]
-        )
+        return self.positions.members([node.id for node in self.subtree(node_id)])
 
     def subtree(self, node_id: int) -> list[Node]:
         """Give a node and all nodes below it, parents before their children."""
@@ -293,10 +289,8 @@ class ParameterTree:
             )
             self._next_id += 1
             self._nodes[child.id] = child
-            self._members[child.id] = set()
             child_ids.append(child.id)
-            for client_id in group:
-                self.place(client_id, child.id)
+            self.positions.place_all(list(group), child.id)
         node.child_ids = tuple(child_ids)
         node.split_in_round = in_round
         return node.child_ids
@@ -306,10 +300,10 @@ class ParameterTree:
         node = self[node_id]
         if node.is_leaf:
             raise ValueError(f"node {node_id} is a leaf; there is no split to undo")
-        for gone in self.subtree(node_id)[1:]:
-            for client_id in self.members(gone.id):
-                self.place(client_id, node_id)
-            del self._nodes[gone.id], self._members[gone.id]
+        gone_ids = [gone.id for gone in self.subtree(node_id)[1:]]
+        self.positions.move_all(gone_ids, node_id)
+        for gone_id in gone_ids:
+            del self._nodes[gone_id]
         node.child_ids = ()
         node.split_in_round = None
         node._frozen = None
@@ -411,14 +405,15 @@ class ParameterTree:
                     "cached_client_ids": list(node.cached_updates),
                 }
             )
+        clients, of_clients = self.positions.to_state()
         state: JSON = {
             "num_params": self.num_params,
             "num_buffers": self.num_buffers,
             "next_id": self._next_id,
             "nodes": nodes,
-            "positions": self._positions,
+            "clients": clients,
         }
-        return state, files
+        return state, files | of_clients
 
     @classmethod
     def from_state(cls, state: JSON, files: Mapping[str, Tensors]) -> ParameterTree:
@@ -428,6 +423,8 @@ class ParameterTree:
             tree._nodes.clear()
             for entry in state["nodes"]:
                 node_id = entry["id"]
+                if type(node_id) is not int or not 0 <= node_id <= LARGEST_NODE_ID:
+                    raise ValueError(f"a node has the id {node_id!r}")
                 tensors = files[f"node-{node_id}" if entry["child_ids"] else "leaves"]
                 cached_ids = entry["cached_client_ids"]
                 cached = list(files[f"edge-{node_id}"]["updates"]) if cached_ids else []
@@ -442,10 +439,8 @@ class ParameterTree:
                     split_in_round=entry["split_in_round"],
                     cached_updates=dict(zip(cached_ids, cached, strict=True)),
                 )
-            tree._members = {node_id: set() for node_id in tree._nodes}
             tree._next_id = state["next_id"]
-            for client_id, node_id in state["positions"].items():
-                tree.place(client_id, node_id)
+            tree.positions = Positions.from_state(state["clients"], files, tree._nodes)
             tree._check()
         except (KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
             raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error

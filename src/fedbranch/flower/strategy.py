@@ -58,6 +58,7 @@ class _Running:
     record: RoundRecord | None = None  # of the round that is under way
     without: dict[str, str] = field(default_factory=dict)  # client id -> why no evaluation
     has_asked_for_loss_key: bool = False
+    has_new_names: bool = True  # nobody has compared them with the file
     evaluation: Evaluation = field(default_factory=dict)
 
     @property
@@ -407,7 +408,8 @@ class ClusteredStrategy(Strategy):
             server = running.server
             present, num_asked = self._present(grid, self.fraction_train, self.min_train_nodes)
             seed = stream_seed(self.seed, server_round)
-            drawn = draw_clients(present, num_asked, seed, first=server.awaited)
+            awaited = server.awaited_among(present)
+            drawn = draw_clients(present, num_asked, seed, first=awaited)
             tasks = server.plan(drawn)
             running.trials = self._trials(drawn)
             if not tasks and not running.trials.models and server.awaited:
@@ -535,10 +537,13 @@ class ClusteredStrategy(Strategy):
         running = self._started()
         server, federation = running.server, running.federation
         present = federation.gather(grid, max(self.min_available_nodes, at_least, 1))
-        server.join(client_id for client_id in present if client_id not in server.tree)
+        server.join(server.tree.positions.missing(present))
         server.mark_present(present)
         running.result.node_ids.update(federation.roster.node_ids)
-        running.result.names.update(federation.roster.names)
+        names = running.result.names
+        new = {i: name for i, name in federation.roster.names.items() if names.get(i) != name}
+        names.update(new)
+        running.has_new_names |= bool(new)
         return present, max(int(len(present) * fraction), at_least)
 
     def _aggregated(
@@ -599,7 +604,9 @@ class ClusteredStrategy(Strategy):
         )
         running.result.history.append(entry)
         if running.folder is not None:
-            running.folder.save_names(running.result.names)
+            if running.has_new_names:
+                running.folder.save_names(running.result.names)
+                running.has_new_names = False
             running.folder.append(entry)
             running.folder.save_server(running.server)
         running.record, running.evaluation, running.without = None, {}, {}

@@ -408,7 +408,7 @@ class AutoRule:
 
         if not review.losses:
             return decide("keep", "nobody could compare")
-        place = {i: leaf for leaf, members in review.clusters.items() for i in members}
+        place = review.leaf_of
         position = {leaf: number for number, leaf in enumerate(review.clusters, start=1)}
         gains = {i: _gain(own[0], own[position[place[i]]]) for i, own in review.losses.items()}
         p_worse = _p_value(list(gains.values()), "less")

@@ -144,6 +144,8 @@ class Review:
     opposed
         Client id -> the leaves on branches of the split that its update, by which it was
         split, had nothing in common with.
+    leaf_of
+        Client id -> its leaf, of all clients in ``losses``; by default, as ``clusters`` says.
     """
 
     node_id: int
@@ -152,6 +154,12 @@ class Review:
     clusters: Mapping[int, Sequence[str]]
     losses: Mapping[str, tuple[float, ...]]
     opposed: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    leaf_of: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.losses and not self.leaf_of:
+            leaf_of = {i: leaf for leaf, members in self.clusters.items() for i in members}
+            object.__setattr__(self, "leaf_of", leaf_of)
 
 
 @dataclass(frozen=True, kw_only=True)

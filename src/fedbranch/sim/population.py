@@ -181,8 +181,11 @@ class Population:
             if gone or new:
                 self._present = sorted(set(self._present) - set(gone) | set(new))
         server.remove(gone)
+        at_home: dict[int, list[str]] = defaultdict(list)
         for client_id in new:
-            server.join([client_id], home.get(client_id, server.tree.root.id))
+            at_home[home.get(client_id, server.tree.root.id)].append(client_id)
+        for node_id, newcomers in at_home.items():
+            server.join(newcomers, node_id)
         return self._present
 
     def updates(
