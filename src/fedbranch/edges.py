@@ -183,9 +183,11 @@ class Edge(Mapping[str, Vector]):
         -------
         NDArray
             Shape (num_updates, num_clients): cosines. The same numbers whether the edge is in
-            memory or on disk; temporary memory is a few times 16 MiB or that of ``updates``.
+            memory or on disk; memory that this takes is a few times
+            16 MiB, or what four updates take or the given ones.
         """
-        rows_at_once = max(len(updates), _rows_at_once(self.num_kept))
+        # So many that bringing the updates to length one again and again costs little.
+        rows_at_once = max(len(updates), 4, _rows_at_once(self.num_kept))
         blocks = (
             self._mapped.blocks(NAME, rows_at_once)
             if self._mapped is not None
@@ -368,9 +370,11 @@ def restored_edge(
         How long the updates were; None if that was not saved.
     """
     matrix = tensors[NAME]
+    if matrix.ndim != 2 or len(set(client_ids)) != len(matrix) or matrix.dtype != np.float32:
+        raise ValueError(
+            f"{len(client_ids)} clients have cached updates of shape {matrix.shape}, {matrix.dtype}"
+        )
     dim = int(matrix.shape[1]) if dim is None else operator.index(dim)
-    if len(set(client_ids)) != len(client_ids) or matrix.dtype != np.float32:
-        raise ValueError(f"cached updates are of {len(client_ids)} clients and {matrix.dtype}")
     if isinstance(tensors, MappedTensors) and isinstance(cache, OnDisk):
         edge = Edge(client_ids, tensors, dim=dim)
     elif isinstance(cache, OnDisk):

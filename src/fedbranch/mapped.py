@@ -58,7 +58,7 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
         try:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._places = _parsed(self._map)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedFile(f"{path} cannot be read: {error!r}") from error
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
