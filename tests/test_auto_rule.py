@@ -186,7 +186,7 @@ def test_what_the_paper_draws_is_measured_at_every_examination():
 
     (examined,) = (d for record in records for d in record.decisions if d.asks == "losses")
     split = {i: child for child in (1, 2) for i in server.tree[child].cached_updates}
-    updates = server.tree[1].cached_updates | server.tree[2].cached_updates
+    updates = {**server.tree[1].cached_updates, **server.tree[2].cached_updates}
     similarity = cosine_similarity(np.stack([updates[i] for i in sorted(updates)]))
     groups = [split[i] for i in sorted(updates)]
     across = np.not_equal.outer(groups, groups)

@@ -3,7 +3,16 @@ import json
 import pytest
 
 from fedbranch.errors import CannotWrite, DamagedFile, FedbranchError
-from fedbranch.files import append_line, open_plain, read_sealed, replace_file, seal, unseal
+from fedbranch.files import (
+    append_line,
+    link_file,
+    open_plain,
+    read_sealed,
+    replace_file,
+    replace_file_in_parts,
+    seal,
+    unseal,
+)
 
 
 def test_every_bit_of_a_sealed_document_counts():
@@ -56,3 +65,50 @@ def test_what_cannot_be_written_says_where_how_much_and_is_an_os_error(tmp_path,
     assert isinstance(caught.value, FedbranchError)
     assert isinstance(caught.value, OSError)
     assert (caught.value.filename, caught.value.errno) == (str(path), 2)
+
+
+def test_a_file_in_parts_is_there_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+
+    def parts(*contents):
+        for content in contents:
+            if content is None:
+                raise KeyboardInterrupt
+            yield content
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_file_in_parts(path, parts(b"12", None), 5)
+    assert path.read_bytes() == b"old"
+
+    replace_file_in_parts(path, parts(b"12", b"", memoryview(b"345")), 5)
+
+    assert path.read_bytes() == b"12345"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_linked_file_is_the_same_file_and_stays_when_the_first_name_goes(tmp_path):
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_bytes(b"12345")
+    path.write_bytes(b"in the way")
+
+    assert link_file(source, path)
+    assert link_file(source, path)  # again
+    assert path.samefile(source)
+    source.unlink()
+
+    assert path.read_bytes() == b"12345"
+    assert not link_file(source, tmp_path / "nothing")
+    assert not link_file(path, tmp_path / "nowhere" / "file")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["path"]
+
+
+def test_what_a_crash_left_of_a_link_is_not_written_into(tmp_path):
+    source, path = tmp_path / "source", tmp_path / "path"
+    source.write_bytes(b"precious")
+    (tmp_path / "path.tmp").hardlink_to(source)
+
+    replace_file(path, b"new")
+
+    assert source.read_bytes() == b"precious"
+    assert path.read_bytes() == b"new"

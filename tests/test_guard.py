@@ -450,6 +450,7 @@ def test_a_client_cannot_move_to_a_branch_that_its_update_pointed_away_from():
         ({"max_share": 0}, "max_share is 0.0; it must be in"),
         ({"max_clusters": 0}, "max_clusters is 0; it must be at least 1"),
         ({"ignored_share": 0.6}, "ignored_share is 0.6; it must be in"),
+        ({"num_best": 0}, "num_best is 0; it must be at least 1"),
     ],
 )
 def test_limits_that_cannot_be_are_refused(settings, message):

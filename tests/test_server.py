@@ -944,6 +944,48 @@ def test_a_server_that_compares_short_signals_goes_on_after_loading(tmp_path, st
     assert fingerprint(resumed) == fingerprint(undisturbed)
 
 
+def test_a_state_from_before_the_mean_of_the_best_still_loads_and_routes_by_the_largest():
+    clients = QuadraticClients(num_groups=2, clients_per_group=3)
+    server = server_for(clients)
+    for _ in range(20):
+        clients.play_round(server, clients.client_ids)
+    state, files = server.to_state()
+    del state["guard"]["num_best"], state["tree"]["cache"], state["tree"]["num_compared"]
+
+    loaded = Server.from_state(state, files)
+
+    assert loaded.guard == replace(server.guard, num_best=1)
+    loaded.guard = server.guard
+    assert fingerprint(loaded) == fingerprint(server)
+
+
+def test_newcomers_that_come_together_are_routed_as_alone_and_in_any_order():
+    def routed(order):
+        clients = QuadraticClients(num_groups=3, clients_per_group=6, seed=1)
+        late = [i for number, i in enumerate(clients.client_ids) if number % 2]
+        server = server_for(clients)
+        for _ in range(40):
+            clients.play_round(server, [i for i in clients.client_ids if i not in late])
+        tree = server.tree
+        tasks = server.plan(late)
+        updates = {i: clients.update(i, tasks[i]) for i in order(late)}
+        guard = server.guard
+        alone = {
+            i: tree.descend(
+                0, update.vector, ignored_share=guard.ignored_share, num_best=guard.num_best
+            )
+            for i, update in updates.items()
+        }
+        record = server.step(updates)
+        assert len(record.routed) == len(late)
+        for move in record.routed:
+            assert move.to_node == alone[move.client_id].child_id
+            assert move.similarities == pytest.approx(alone[move.client_id].similarities, abs=1e-6)
+        return fingerprint(server), {move.client_id: move for move in record.routed}
+
+    assert routed(list) == routed(lambda ids: ids[::-1])
+
+
 def test_a_state_from_before_short_signals_still_loads():
     clients = QuadraticClients(num_groups=2, clients_per_group=3)
     server = server_for(clients)

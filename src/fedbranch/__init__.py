@@ -19,6 +19,7 @@ from fedbranch.core.bipartition import (
 from fedbranch.core.forest import hierarchy_of
 from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
 from fedbranch.data.clients import ClientData, federate
+from fedbranch.edges import Edge, InMemory, OnDisk, Sketched
 from fedbranch.errors import (
     CannotWrite,
     ClientFailed,
@@ -53,16 +54,19 @@ __all__ = [
     "DamagedFile",
     "Decision",
     "Descent",
+    "Edge",
     "Evidence",
     "FedbranchError",
     "FederationStalled",
     "Guard",
     "Hierarchy",
+    "InMemory",
     "InvalidExperiment",
     "InvalidUpdate",
     "LocalTraining",
     "NeverSplit",
     "Node",
+    "OnDisk",
     "ParameterTree",
     "Review",
     "Round",
@@ -72,6 +76,7 @@ __all__ = [
     "Run",
     "RunFolder",
     "Server",
+    "Sketched",
     "Task",
     "Thresholds",
     "Trial",

@@ -3,7 +3,8 @@
 ``state.json`` names every tensor file by the SHA-256 of its content and is itself put in
 place last, by one rename; the state before it stays beside it as ``previous.json``. Whatever
 moment a crash picks, the folder holds a state that is whole. Tensors that did not change are
-not written again, and those that both states share are there once.
+not written again, and those that both states share are there once. What is on disk already
+(:class:`fedbranch.mapped.MappedTensors`) is linked or copied, and is read as such again.
 
 Both states are sealed, and the tensors are checked against what they say: damage is noticed.
 """
@@ -32,6 +33,7 @@ from fedbranch.files import (
     replace_file,
     seal,
 )
+from fedbranch.mapped import MOST_HEADER_BYTES, MappedTensors
 
 __all__ = [
     "Generation",
@@ -59,8 +61,6 @@ TENSORS = re.compile(r"[a-z]+(-\d{1,18})?")
 OUR_FILES = re.compile(
     r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?|(state|previous)\.json\.tmp"
 )
-# A tensor takes about 100 bytes of its file's header; the parser would take what is asked for.
-MOST_HEADER_BYTES = 8_000_000
 
 
 class ReadTensors(dict[str, NDArray[Any]]):
@@ -220,6 +220,8 @@ def clear_leftovers(folder: Path) -> None:
 
 def _written(folder: Path, name: str, tensors: Tensors) -> JSON | None:
     """Give the entry of a tensor file in the manifest; None if there is nothing in it."""
+    if isinstance(tensors, MappedTensors):
+        return _put(folder, name, tensors)
     lasting = tensors if isinstance(tensors, LastingTensors) else None
     if lasting is not None and lasting.written is not None:
         path = folder / lasting.written["file"]
@@ -239,6 +241,33 @@ def _written(folder: Path, name: str, tensors: Tensors) -> JSON | None:
     if lasting is not None:
         lasting.written = entry
     return entry
+
+
+def _put(folder: Path, name: str, tensors: MappedTensors) -> JSON:
+    """Put a file that is on disk already into the folder, without loading it."""
+    file_name = _file_name(name, tensors.sha256)
+    entry: JSON = {
+        "file": file_name,
+        "sha256": tensors.sha256,
+        "bytes": tensors.num_bytes,
+        "mapped": True,
+    }
+    path = folder / file_name
+    if not tensors.is_at(path) and not _is_whole(folder, entry, known=tensors.written == entry):
+        tensors.put(path)
+    tensors.written = entry
+    return entry
+
+
+def _is_whole(folder: Path, entry: JSON, *, known: bool) -> bool:
+    """Whether the file of an entry is there and, unless that is known already, unchanged."""
+    try:
+        with _opened(folder, entry) as file:
+            if not known:
+                _check_digest(file, entry)
+    except DamagedFile:
+        return False
+    return True
 
 
 def _file_name(name: str, digest: str) -> str:
@@ -318,6 +347,8 @@ def _check_entry(name: str, entry: JSON) -> None:
         raise ValueError(f"the file {str(entry['file'])[:100]!r} is not named by its content")
     if type(num_bytes) is not int or num_bytes < 0:
         raise ValueError(f"{entry['file']} is to have {num_bytes!r} bytes")
+    if type(entry.get("mapped", False)) is not bool:
+        raise ValueError(f"{entry['file']} is to be mapped: {entry['mapped']!r}")
 
 
 def _read_tensors(folder: Path, entry: JSON) -> Tensors:
@@ -327,6 +358,8 @@ def _read_tensors(folder: Path, entry: JSON) -> Tensors:
     try:
         with _opened(folder, entry) as file:
             _check_digest(file, entry)
+            if entry.get("mapped", False):
+                return MappedTensors(file, path, sha256=entry["sha256"])
             file.seek(0)
             header_bytes = int.from_bytes(file.read(8), "little")
             if header_bytes > min(entry["bytes"], MOST_HEADER_BYTES):

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -25,10 +26,12 @@ __all__ = [
     "append_line",
     "digest_of",
     "holds",
+    "link_file",
     "make_folder",
     "open_plain",
     "read_sealed",
     "replace_file",
+    "replace_file_in_parts",
     "seal",
     "sync",
     "unseal",
@@ -202,19 +205,72 @@ def replace_file(path: Path, content: bytes, *, is_private: bool = False) -> Non
     CannotWrite
         If the disk is full, or refuses for another reason; there is no temporary file then.
     """
+    _replace(path, [content], len(content), is_private=is_private)
+
+
+def replace_file_in_parts(path: Path, parts: Iterable[bytes | memoryview], num_bytes: int) -> None:
+    """Write a file as :func:`replace_file` does, without all of it in memory at once.
+
+    Parameters
+    ----------
+    path
+        The file.
+    parts
+        Its content; each is written before the next is asked for.
+    num_bytes
+        How many there are in all, for the error.
+
+    Raises
+    ------
+    CannotWrite
+        If the disk is full, or refuses for another reason; there is no temporary file then.
+    """
+    _replace(path, parts, num_bytes)
+
+
+def link_file(source: Path, path: Path) -> bool:
+    """Let a name stand for a file that is there under another name, if the disk can do that.
+
+    Returns
+    -------
+    bool
+        Whether it does now; if not, all is as it was.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.link(source, temporary, follow_symlinks=False)
+        temporary.replace(path)
+        # Two names of one file are not put in each other's place.
+        temporary.unlink(missing_ok=True)
+        _sync(path.parent)
+    except (OSError, NotImplementedError):
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _replace(
+    path: Path,
+    parts: Iterable[bytes | memoryview],
+    num_bytes: int,
+    *,
+    is_private: bool = False,
+) -> None:
     temporary = path.with_name(path.name + ".tmp")
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if is_private else os.O_TRUNC)
     try:
-        if is_private:
-            temporary.unlink(missing_ok=True)  # of a crash; others might hold it open
-        _write(temporary, content, flags, mode=0o600 if is_private else 0o666)
+        # Of a crash: others might hold it open, or it is another name of a file to be linked.
+        temporary.unlink(missing_ok=True)
+        _write(temporary, parts, flags, mode=0o600 if is_private else 0o666)
         temporary.replace(path)
         _sync(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _cannot_write(path, len(content), error) from error
+            raise _cannot_write(path, num_bytes, error) from error
         raise
 
 
@@ -228,7 +284,7 @@ def append_line(path: Path, line: bytes) -> None:
     """
     num_before = path.stat().st_size if path.exists() else 0
     try:
-        _write(path, line, os.O_WRONLY | os.O_CREAT | os.O_APPEND, is_synced=False)
+        _write(path, [line], os.O_WRONLY | os.O_CREAT | os.O_APPEND, is_synced=False)
     except BaseException as error:
         with suppress(OSError):
             os.truncate(path, num_before)
@@ -247,13 +303,19 @@ def sync(path: Path) -> None:
 
 
 def _write(
-    path: Path, content: bytes, flags: int, *, mode: int = 0o666, is_synced: bool = True
+    path: Path,
+    parts: Iterable[bytes | memoryview],
+    flags: int,
+    *,
+    mode: int = 0o666,
+    is_synced: bool = True,
 ) -> None:
     file = os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(file, rest) :]
+        for part in parts:
+            rest = memoryview(part).cast("B")
+            while rest:
+                rest = rest[os.write(file, rest) :]
         if is_synced:
             os.fsync(file)
     finally:

@@ -79,6 +79,10 @@ class Guard:
         A newcomer goes where the most similar of the updates cached on an edge is, as in the
         paper, but of each edge this share of them, the most similar ones, does not count: so
         many poisoned ones cannot attract it. At most 0.5.
+    num_best
+        And what decides is the mean over so many of those that count, the most similar ones: an
+        edge with so few updates that a share of them is none is then safe from one as well.
+        With 1 the largest, as in the paper.
 
     Examples
     --------
@@ -92,11 +96,13 @@ class Guard:
     max_share: float | None = 0.5
     max_clusters: int | None = 100
     ignored_share: float = 0.1
+    num_best: int = 4
 
     def __post_init__(self) -> None:
         for name in ("max_length", "clipped_length", "max_share", "ignored_share"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))
+        object.__setattr__(self, "num_best", operator.index(self.num_best))
         if self.max_clusters is not None:
             object.__setattr__(self, "max_clusters", operator.index(self.max_clusters))
         if not isinstance(self.sets_strangers_aside, bool):
@@ -113,6 +119,7 @@ class Guard:
             ("max_share", "in (0, 1]", self.max_share is None or 0 < self.max_share <= 1),
             ("max_clusters", "at least 1", self.max_clusters is None or self.max_clusters >= 1),
             ("ignored_share", "in [0, 0.5]", 0 <= self.ignored_share <= 0.5),
+            ("num_best", "at least 1", self.num_best >= 1),
         ]:
             if not is_allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")

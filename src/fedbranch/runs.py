@@ -41,6 +41,7 @@ from fedbranch.checkpoint import (
     read_checkpoint,
     read_generation,
 )
+from fedbranch.edges import restored_cache
 from fedbranch.errors import DamagedFile, UnusableRun
 from fedbranch.files import (
     JSON,
@@ -413,7 +414,8 @@ class RunFolder:
             raise UnusableRun(f"{self.path} has saved nothing yet; {self.how_to_go_on}")
         state, files = read_checkpoint(self.path / "state", "server")
         try:
-            return ParameterTree.from_state(state["tree"], files), _round_of(state)
+            cache = restored_cache(state["tree"], folder=self.path / "state")
+            return ParameterTree.from_state(state["tree"], files, cache=cache), _round_of(state)
         except (KeyError, TypeError) as error:
             raise DamagedFile(f"{self.path / 'state'} holds no tree: {error!r}") from error
 

@@ -25,6 +25,7 @@ import numpy as np
 from fedbranch.acceptance import Expected, check_batch, check_losses, check_update
 from fedbranch.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
+from fedbranch.edges import Edge, EdgeCache, restored_cache
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Case, Outcome, Weighting, examine, proposed_trials
 from fedbranch.files import JSON
@@ -38,6 +39,7 @@ from fedbranch.messages import (
     checked_ids,
     one_line,
     shortened,
+    stacked,
 )
 from fedbranch.presence import Presence
 from fedbranch.records import RoundRecord, Routing
@@ -47,6 +49,7 @@ from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Server"]
 
+_AS_THE_PAPER = Guard(ignored_share=0.0, num_best=1)
 EXAMINATIONS_TO_FORGET = 6  # how many a split that did not pay counts for
 
 
@@ -78,6 +81,9 @@ class Server:
     guard
         What is done against hostile clients, by default :class:`Guard` with its limits; None:
         nothing.
+    cache
+        How the tree keeps the updates that newcomers are compared with: by default
+        :class:`InMemory`; :class:`Sketched` or :class:`OnDisk` for large populations.
 
     Examples
     --------
@@ -108,6 +114,7 @@ class Server:
         aggregate: Aggregate = weighted_mean,
         max_examples: float = 1e9,
         guard: Guard | None = DEFAULT_GUARD,
+        cache: EdgeCache | None = None,
     ) -> None:
         for name, value, allowed in [
             ("weighting", weighting, ("examples", "equal")),
@@ -130,7 +137,7 @@ class Server:
                 f"num_signal is {num_signal} with compare={compare!r}; it must be at least 1, and "
                 "is for compare='signal' only"
             )
-        self.tree = ParameterTree(num_params, num_buffers)
+        self.tree = ParameterTree(num_params, num_buffers, cache=cache)
         self.rule = rule
         self.weighting = weighting
         self.compare = compare
@@ -327,6 +334,7 @@ class Server:
             self._reviews.decide(self.tree, node_id, this_round, of_node)
             for node_id, of_node in reviewed.items()
         ]
+        edges = self._edges_of(outcomes, cases)
 
         # Until here nothing has changed: whoever raised, the round can be tried again.
         self.round = this_round
@@ -335,7 +343,7 @@ class Server:
         for move in routed:  # trains, or goes on down, from the next round on
             self.tree.place(move.client_id, move.to_node)
         for outcome in outcomes:
-            self._carry_out(outcome)
+            self._carry_out(outcome, edges)
         for decision in reviews:
             num_done = self._reviews.num_done
             num_done[decision.node_id] = num_done.get(decision.node_id, 0) + 1
@@ -465,8 +473,8 @@ class Server:
         self, replies: Mapping[str, Reply], refused: dict[str, str]
     ) -> tuple[tuple[Routing, ...], dict[str, Reply]]:
         """Find the child of every client at an inner node; give the other replies back."""
-        routed = []
         at_leaves = {}
+        at_inner: dict[int, list[str]] = {}  # node -> its clients
         for client_id, reply in replies.items():
             node = self.tree[self.tree.position(client_id)]
             if node.is_leaf:
@@ -474,28 +482,55 @@ class Server:
             elif not self.tree.can_route(node.id):
                 refused[client_id] = f"node {node.id} has no cached updates to be routed by"
             else:
-                ignored = 0.0 if self.guard is None else self.guard.ignored_share
-                child_id, similarities = self.tree.descend(
-                    node.id, reply.compared, ignored_share=ignored
-                )
+                at_inner.setdefault(node.id, []).append(client_id)
+        guard = _AS_THE_PAPER if self.guard is None else self.guard
+        routed: dict[str, Routing] = {}
+        for node_id, client_ids in at_inner.items():
+            ids = sorted(client_ids)  # in whatever order they came, the same sums
+            compared = stacked([replies[client_id] for client_id in ids], "compared")
+            descents = self.tree.descend_all(
+                node_id, compared, ignored_share=guard.ignored_share, num_best=guard.num_best
+            )
+            num_compared = self.tree.num_compared(compared.shape[1])
+            for client_id, (child_id, similarities) in zip(ids, descents, strict=True):
                 if (
                     self.guard is not None
                     and client_id in self._set_aside
-                    and not self.guard.knows(similarities.values(), len(reply.compared))
+                    and not guard.knows(similarities.values(), num_compared)
                 ):
                     refused[client_id] = "set aside: the update still resembles nobody's"
                     continue
-                routed.append(
-                    Routing(
-                        client_id=client_id,
-                        from_node=node.id,
-                        to_node=child_id,
-                        similarities=similarities,
-                    )
+                routed[client_id] = Routing(
+                    client_id=client_id,
+                    from_node=node_id,
+                    to_node=child_id,
+                    similarities=similarities,
                 )
-        return tuple(routed), at_leaves
+        return tuple(routed[client_id] for client_id in replies if client_id in routed), at_leaves
 
-    def _carry_out(self, outcome: Outcome) -> None:
+    def _edges_of(
+        self, outcomes: Sequence[Outcome], cases: Mapping[int, Case]
+    ) -> dict[int, list[Edge]]:
+        """Make what the edges of the splits will keep, by the node that is split."""
+        edges: dict[int, list[Edge]] = {}
+        try:
+            for outcome in outcomes:
+                decision = outcome.decision
+                if decision.verdict == "split":
+                    replies = cases[decision.node_id].replies
+                    edges[decision.node_id] = self.tree.prepared_edges(
+                        [
+                            {i: replies[i].rows.compared[replies[i].row] for i in group}
+                            for group in decision.groups
+                        ]
+                    )
+        except BaseException:
+            for edge in (edge for made in edges.values() for edge in made):
+                edge.discard()
+            raise
+        return edges
+
+    def _carry_out(self, outcome: Outcome, edges: Mapping[int, list[Edge]]) -> None:
         """Change the tree as a decision asks."""
         decision = outcome.decision
         node_id = decision.node_id
@@ -503,8 +538,7 @@ class Server:
         if decision.verdict == "split":
             # The mean is not added: the node keeps the very parameters at which the updates
             # on its edges were computed, and the children start from there.
-            groups = [{i: case.replies[i].compared for i in group} for group in decision.groups]
-            self.tree.split(node_id, groups, in_round=self.round)
+            self.tree.split(node_id, edges[node_id], in_round=self.round)
             del self._cases[node_id]
             self._archive[node_id] = Case(num_merged=case.num_merged, past=case.past)
             return
@@ -702,7 +736,12 @@ class Server:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, rule: Rule | None = None, aggregate: Aggregate = weighted_mean
+        cls,
+        folder: str | Path,
+        *,
+        rule: Rule | None = None,
+        aggregate: Aggregate = weighted_mean,
+        cache: EdgeCache | None = None,
     ) -> Server:
         """Read a server that :meth:`save` wrote.
 
@@ -712,9 +751,13 @@ class Server:
             Where it was saved.
         rule, aggregate
             Needed if the saved server used its user's own.
+        cache
+            How edges keep updates from now on; by default as they did. What was on disk is used
+            where it was saved, and what is new goes to ``edges`` in there.
         """
         state, files = read_checkpoint(Path(folder), "server")
-        return cls.from_state(state, files, rule=rule, aggregate=aggregate)
+        cache = restored_cache(state.get("tree"), given=cache, folder=Path(folder))
+        return cls.from_state(state, files, rule=rule, aggregate=aggregate, cache=cache)
 
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the server as JSON and tensors, for a checkpoint."""
@@ -756,10 +799,11 @@ class Server:
         *,
         rule: Rule | None = None,
         aggregate: Aggregate = weighted_mean,
+        cache: EdgeCache | None = None,
     ) -> Server:
         """Rebuild a server from what :meth:`to_state` gave."""
         try:
-            tree = ParameterTree.from_state(state["tree"], files)
+            tree = ParameterTree.from_state(state["tree"], files, cache=cache)
             server = cls(
                 tree.num_params,
                 num_buffers=tree.num_buffers,
@@ -769,11 +813,11 @@ class Server:
                 num_signal=state.get("num_signal"),  # not in states of older versions
                 aggregate=aggregate,
                 max_examples=state["max_examples"],
-                guard=None if state["guard"] is None else Guard(**state["guard"]),
+                guard=_guard_from_state(state["guard"]),
             )
             num_compared = server._expected.num_compared
             for node in tree:
-                if any(len(update) != num_compared for update in node.cached_updates.values()):
+                if node.cached_updates and node.cached_updates.dim != num_compared:
                     raise ValueError(f"what node {node.id} has cached is not {num_compared} long")
             server.tree = tree
             server.round = state["round"]
@@ -795,6 +839,11 @@ class Server:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server
+
+
+def _guard_from_state(state: JSON | None) -> Guard | None:
+    # States of older versions do not say how many of the most similar updates decide: one.
+    return None if state is None else Guard(**{"num_best": 1, **state})
 
 
 def _shown_id(client_id: object) -> str:

@@ -18,9 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import LastingTensors, Tensors, read_checkpoint, write_checkpoint
-from fedbranch.core.geometry import cosine_similarity
+from fedbranch.core.geometry import Array
+from fedbranch.edges import (
+    Edge,
+    EdgeCache,
+    InMemory,
+    OnDisk,
+    cache_to_state,
+    keep,
+    kept,
+    num_kept,
+    restored_cache,
+    restored_edge,
+)
 from fedbranch.errors import DamagedFile
-from fedbranch.files import JSON
+from fedbranch.files import JSON, make_folder
 from fedbranch.positions import LARGEST_NODE_ID, Positions
 
 __all__ = ["Descent", "Node", "ParameterTree", "Vector", "read_only"]
@@ -32,7 +44,7 @@ class Descent(NamedTuple):
     """Where a client goes from an inner node, and how similar it was to each side."""
 
     child_id: int
-    similarities: dict[int, float]  # child id -> similarity to its cached updates
+    similarities: dict[int, float]  # child id -> similarity to its most similar cached updates
 
 
 @dataclass(eq=False)
@@ -48,11 +60,10 @@ class Node:
     child_ids: tuple[int, ...] = ()
     split_in_round: int | None = None
     # The paper's Δ_e on the edge from the parent: pre-split updates by client id.
-    cached_updates: dict[str, Vector] = field(default_factory=dict)
+    cached_updates: Edge = field(default_factory=Edge)
     _base: str = field(default="", repr=False)
-    # For checkpoints: what a frozen node and a cached edge hold never changes.
+    # For checkpoints: what a frozen node holds never changes.
     _frozen: LastingTensors | None = field(default=None, repr=False)
-    _edge: LastingTensors | None = field(default=None, repr=False)
 
     @property
     def is_leaf(self) -> bool:
@@ -69,13 +80,6 @@ class Node:
             tensors = self.tensors()
             self._frozen = LastingTensors(lambda: tensors)
         return self._frozen
-
-    def cached_tensors(self) -> LastingTensors:
-        """Give the cached updates as one array, one row each."""
-        if self._edge is None:
-            updates = list(self.cached_updates.values())
-            self._edge = LastingTensors(lambda: {"updates": np.stack(updates)})
-        return self._edge
 
     @property
     def base(self) -> str:
@@ -100,6 +104,9 @@ class ParameterTree:
         Length of the parameter vector.
     num_buffers
         Length of the vector of averaged but never compared values (BatchNorm statistics).
+    cache
+        How edges keep the updates that newcomers are compared with: :class:`InMemory`,
+        :class:`Sketched` or :class:`OnDisk`.
 
     Attributes
     ----------
@@ -125,15 +132,25 @@ class ParameterTree:
     2
     """
 
-    def __init__(self, num_params: int, num_buffers: int = 0) -> None:
+    def __init__(
+        self, num_params: int, num_buffers: int = 0, *, cache: EdgeCache | None = None
+    ) -> None:
         num_params, num_buffers = operator.index(num_params), operator.index(num_buffers)
         if num_params < 1 or num_buffers < 0:
             raise ValueError(
                 f"num_params is {num_params} and num_buffers {num_buffers}; a model has at least "
                 "one parameter and no negative number of buffers"
             )
+        cache = InMemory() if cache is None else cache
+        if not isinstance(cache, EdgeCache):
+            raise TypeError(
+                f"cache is {cache!r}; pass InMemory(), Sketched(size=...) or OnDisk(folder=...)"
+            )
+        if isinstance(cache, OnDisk):
+            make_folder(Path(cache.folder))  # if that cannot be, better now than at a split
         self.num_params = num_params
         self.num_buffers = num_buffers
+        self.cache = cache
         root = Node(
             id=0,
             parent_id=None,
@@ -243,7 +260,7 @@ class ParameterTree:
     def split(
         self,
         node_id: int,
-        groups: Sequence[Mapping[str, Vector | None]],
+        groups: Sequence[Mapping[str, Array | None]],
         *,
         in_round: int = 0,
     ) -> tuple[int, ...]:
@@ -256,7 +273,8 @@ class ParameterTree:
         groups
             For each child, the clients that go there with their updates computed at the
             leaf's current parameters, which stay on the edge. A client without one (None)
-            goes there too, but nobody can be compared with it.
+            goes there too, but nobody can be compared with it. Or what
+            :meth:`prepared_edges` made of such groups.
         in_round
             The round in which the split happens.
 
@@ -275,17 +293,16 @@ class ParameterTree:
         num_named = sum(len(group) for group in groups)
         if len({client_id for group in groups for client_id in group}) != num_named:
             raise ValueError("a client is in two groups; the groups of a split are disjoint")
+        edges = self.prepared_edges(groups)
         child_ids = []
-        for group in groups:
+        for group, edge in zip(groups, edges, strict=True):
             child = Node(
                 id=self._next_id,
                 parent_id=node_id,
                 params=node.params.copy(),
                 buffers=node.buffers.copy(),
                 born_in_round=in_round,
-                cached_updates={
-                    client_id: update for client_id, update in group.items() if update is not None
-                },
+                cached_updates=edge,
             )
             self._next_id += 1
             self._nodes[child.id] = child
@@ -295,6 +312,36 @@ class ParameterTree:
         node.split_in_round = in_round
         return node.child_ids
 
+    def prepared_edges(self, groups: Sequence[Mapping[str, Array | None]]) -> list[Edge]:
+        """Make what the edges of a split will keep, which may fail; the tree stays as it is.
+
+        Raises
+        ------
+        ValueError
+            If the updates are not vectors of the length of all others that are kept.
+        CannotWrite
+            If edges are on disk, and that is full or refuses.
+        """
+        edges: list[Edge] = []
+        try:
+            for group in groups:
+                edge = group if isinstance(group, Edge) else keep(self.cache, group)
+                edges.append(edge)  # one by one, so that those made are known if one cannot be
+            dims = {edge.dim for edge in (*edges, *self._edges()) if edge}
+            if len(dims) > 1:
+                raise ValueError(
+                    f"the updates have lengths {sorted(dims)}; all that a tree compares are "
+                    "equally long"
+                )
+        except BaseException:
+            for edge in edges:
+                edge.discard()
+            raise
+        return edges
+
+    def _edges(self) -> Iterator[Edge]:
+        return (node.cached_updates for node in self)
+
     def undo_split(self, node_id: int) -> None:
         """Make an inner node a leaf again: back to θ*, with all clients from below it."""
         node = self[node_id]
@@ -303,6 +350,7 @@ class ParameterTree:
         gone_ids = [gone.id for gone in self.subtree(node_id)[1:]]
         self.positions.move_all(gone_ids, node_id)
         for gone_id in gone_ids:
+            self._nodes[gone_id].cached_updates.discard()
             del self._nodes[gone_id]
         node.child_ids = ()
         node.split_in_round = None
@@ -314,7 +362,9 @@ class ParameterTree:
         """Say whether every edge below an inner node has cached updates to compare with."""
         return all(self[child_id].cached_updates for child_id in self[node_id].child_ids)
 
-    def descend(self, node_id: int, update: Vector, *, ignored_share: float = 0.0) -> Descent:
+    def descend(
+        self, node_id: int, update: Array, *, ignored_share: float = 0.0, num_best: int = 1
+    ) -> Descent:
         """Choose the child whose cached pre-split updates are most similar to an update.
 
         Parameters
@@ -327,24 +377,70 @@ class ParameterTree:
             What share of a child's cached updates, the most similar ones, does not count; rounded
             to whole updates. The paper's algorithm ignores none, and so one poisoned update can
             attract everybody.
+        num_best
+            The similarity to a child is the mean over so many of the cached updates that count,
+            the most similar ones, or over all if they are fewer. The paper takes the largest.
 
         Returns
         -------
         Descent
             Of equally similar children, the first.
         """
+        (descent,) = self.descend_all(
+            node_id, update[None, :], ignored_share=ignored_share, num_best=num_best
+        )
+        return descent
+
+    def descend_all(
+        self, node_id: int, updates: Array, *, ignored_share: float = 0.0, num_best: int = 1
+    ) -> list[Descent]:
+        """Choose a child for many clients, as :meth:`descend` does, with one product for each.
+
+        Parameters
+        ----------
+        node_id
+            An inner node.
+        updates
+            Shape (num_clients, dim).
+        ignored_share, num_best
+            As for one.
+
+        Returns
+        -------
+        list of Descent
+            In the order of the rows.
+        """
         if self[node_id].is_leaf or not self.can_route(node_id):
             raise ValueError(
                 f"node {node_id} has no edges with cached updates; only a client at a split "
                 "made from updates can be routed"
             )
-        similarities = {}
-        for child_id in self[node_id].child_ids:
-            cached = np.stack(list(self[child_id].cached_updates.values()))
-            similarity = cosine_similarity(update.astype(np.float32)[None, :], cached)
-            num_ignored = min(int(ignored_share * len(cached) + 0.5), len(cached) - 1)
-            similarities[child_id] = float(np.sort(similarity[0])[-1 - num_ignored])
-        return Descent(max(similarities, key=similarities.__getitem__), similarities)
+        if operator.index(num_best) < 1 or not 0 <= ignored_share <= 1:
+            raise ValueError(
+                f"num_best is {num_best} and ignored_share {ignored_share}; at least one update "
+                "counts, and a share is in [0, 1]"
+            )
+        edges = {child_id: self[child_id].cached_updates for child_id in self[node_id].child_ids}
+        dims = {edge.dim for edge in edges.values()}
+        if dims != {updates.shape[1]}:
+            raise ValueError(
+                f"the update has {updates.shape[1]} numbers and the cached ones {sorted(dims)}; "
+                "compare updates of the same model"
+            )
+        compared = kept(self.cache, updates)
+        similarity = {
+            child_id: _mean_of_best(edge.similarities(compared), ignored_share, num_best).tolist()
+            for child_id, edge in edges.items()
+        }
+        descents = []
+        for row in range(len(compared)):
+            of_client = {child_id: column[row] for child_id, column in similarity.items()}
+            descents.append(Descent(max(of_client, key=of_client.__getitem__), of_client))
+        return descents
+
+    def num_compared(self, dim: int) -> int:
+        """Say by how many numbers updates of this length are compared on edges."""
+        return num_kept(self.cache, dim)
 
     def assign(self, train: Callable[[Vector], Vector]) -> int:
         """Walk a new client from the root to a leaf (the paper's "Assigning new Clients").
@@ -378,9 +474,20 @@ class ParameterTree:
         write_checkpoint(Path(folder), "tree", state, files)
 
     @classmethod
-    def load(cls, folder: str | Path) -> ParameterTree:
-        """Read a tree that :meth:`save` wrote."""
-        return cls.from_state(*read_checkpoint(Path(folder), "tree"))
+    def load(cls, folder: str | Path, *, cache: EdgeCache | None = None) -> ParameterTree:
+        """Read a tree that :meth:`save` wrote.
+
+        Parameters
+        ----------
+        folder
+            Where it was saved.
+        cache
+            How edges keep updates from now on; by default as they did. What was on disk is used
+            where it was saved, and what is new goes to ``edges`` in there.
+        """
+        state, files = read_checkpoint(Path(folder), "tree")
+        cache = restored_cache(state, given=cache, folder=Path(folder))
+        return cls.from_state(state, files, cache=cache)
 
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the tree as JSON and tensors, for a checkpoint."""
@@ -393,7 +500,7 @@ class ParameterTree:
             else:
                 files[f"node-{node.id}"] = node.frozen_tensors()
             if node.cached_updates:
-                files[f"edge-{node.id}"] = node.cached_tensors()
+                files[f"edge-{node.id}"] = node.cached_updates.tensors
             nodes.append(
                 {
                     "id": node.id,
@@ -407,6 +514,8 @@ class ParameterTree:
             )
         clients, of_clients = self.positions.to_state()
         state: JSON = {
+            "cache": cache_to_state(self.cache),
+            "num_compared": next((edge.dim for edge in self._edges() if edge), None),
             "num_params": self.num_params,
             "num_buffers": self.num_buffers,
             "next_id": self._next_id,
@@ -416,10 +525,17 @@ class ParameterTree:
         return state, files | of_clients
 
     @classmethod
-    def from_state(cls, state: JSON, files: Mapping[str, Tensors]) -> ParameterTree:
+    def from_state(
+        cls,
+        state: JSON,
+        files: Mapping[str, Tensors],
+        *,
+        cache: EdgeCache | None = None,
+    ) -> ParameterTree:
         """Rebuild a tree from what :meth:`to_state` gave."""
         try:
             tree = cls(state["num_params"], state["num_buffers"])
+            tree.cache = restored_cache(state) if cache is None else cache
             tree._nodes.clear()
             for entry in state["nodes"]:
                 node_id = entry["id"]
@@ -427,7 +543,10 @@ class ParameterTree:
                     raise ValueError(f"a node has the id {node_id!r}")
                 tensors = files[f"node-{node_id}" if entry["child_ids"] else "leaves"]
                 cached_ids = entry["cached_client_ids"]
-                cached = list(files[f"edge-{node_id}"]["updates"]) if cached_ids else []
+                edge = Edge()
+                if cached_ids:
+                    dim = state.get("num_compared")  # not in states of older versions
+                    edge = restored_edge(tree.cache, cached_ids, files[f"edge-{node_id}"], dim=dim)
                 tree._nodes[node_id] = Node(
                     id=node_id,
                     parent_id=entry["parent_id"],
@@ -437,7 +556,7 @@ class ParameterTree:
                     version=entry["version"],
                     child_ids=tuple(entry["child_ids"]),
                     split_in_round=entry["split_in_round"],
-                    cached_updates=dict(zip(cached_ids, cached, strict=True)),
+                    cached_updates=edge,
                 )
             tree._next_id = state["next_id"]
             tree.positions = Positions.from_state(state["clients"], files, tree._nodes)
@@ -458,9 +577,9 @@ class ParameterTree:
         if sorted(reached) != sorted(self._nodes) or self._next_id <= max(self._nodes):
             raise ValueError("the nodes do not form one tree")
         # What was compared may have a length of its own, but one for all edges.
-        compared = {v.shape for node in self for v in node.cached_updates.values()}
-        if len(compared) > 1 or any(len(shape) != 1 for shape in compared):
-            raise ValueError(f"the cached updates have shapes {sorted(compared)}")
+        compared = {edge.dim for edge in self._edges() if edge}
+        if len(compared) > 1:
+            raise ValueError(f"the cached updates have lengths {sorted(compared)}")
         for node in self:
             if node.params.shape != (self.num_params,):
                 raise ValueError(f"node {node.id} has vectors of another length")
@@ -473,3 +592,13 @@ def read_only(vector: Vector) -> Vector:
     view = vector.view()
     view.flags.writeable = False
     return view
+
+
+def _mean_of_best(similarity: Vector, ignored_share: float, num_best: int) -> NDArray[np.float64]:
+    """Average the most similar entries of each row that count."""
+    num_cached = similarity.shape[1]
+    end = num_cached - min(int(ignored_share * num_cached + 0.5), num_cached - 1)
+    first = max(0, end - num_best)
+    ranked = np.partition(similarity, (first, end - 1), axis=1)[:, first:end]
+    means: NDArray[np.float64] = np.sort(ranked, axis=1).mean(axis=1, dtype=np.float64)
+    return means

@@ -108,6 +108,17 @@ def test_a_newcomer_after_the_split_is_routed_as_in_the_simulator():
     assert_same(result, simulate(clients, model, rounds=35))
 
 
+@pytest.mark.parametrize("cache", [fb.Sketched(size=16), "disk"])
+def test_edges_are_kept_as_in_the_simulator(cache, tmp_path):
+    cache = fb.OnDisk(folder=tmp_path) if cache == "disk" else cache
+    clients, model = make_clients(), make_model()
+
+    result = start(make_grid(clients, copy.deepcopy(model)), model=model, cache=cache)
+
+    assert result.tree.cache == cache
+    assert_same(result, simulate(clients, model, cache=cache))
+
+
 # In place of FedAvg
 
 

@@ -274,6 +274,27 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, stop):
     assert [entry.record.round for entry in run.history] == list(range(1, 31))
 
 
+@pytest.mark.parametrize("cache", [fb.Sketched(size=16), fb.OnDisk(folder="edges")])
+def test_the_server_keeps_edges_as_it_is_told_also_after_a_resume(tmp_path, monkeypatch, cache):
+    monkeypatch.chdir(tmp_path)
+    if isinstance(cache, fb.OnDisk):
+        cache = fb.OnDisk(folder="edges")  # from here
+    settings = {"clients": make_clients(joins=26), "cache": cache, "checkpoint_every": 5}
+    whole = simulate(folder=tmp_path / "whole", **settings)
+    with pytest.raises(Interrupted):
+        simulate(folder=tmp_path / "parts", on_round=interrupt_after(27), **settings)
+
+    resumed = simulate(folder=tmp_path / "parts", resume=True, **settings)
+
+    assert resumed.server.tree.cache == cache
+    assert fingerprint(resumed.server) == fingerprint(whole.server)
+    assert whole.clusters == simulate(make_clients(joins=26)).clusters
+    assert [move.client_id for entry in whole.history for move in entry.record.routed] == ["c5"]
+    assert RunFolder(tmp_path / "whole").tree().cache != fb.InMemory()
+    with pytest.raises(fb.UnusableRun, match="its cache is not the one given now"):
+        simulate(folder=tmp_path / "parts", resume=True, **{**settings, "cache": None})
+
+
 def test_a_half_written_line_is_dropped_on_resume(tmp_path):
     simulate(folder=tmp_path / "whole")
     with pytest.raises(Interrupted):

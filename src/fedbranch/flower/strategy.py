@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedbranch.core.geometry import weighted_mean
+from fedbranch.edges import EdgeCache, cache_to_state
 from fedbranch.errors import FederationStalled
 from fedbranch.examination import Aggregate
 from fedbranch.files import JSON
@@ -97,6 +98,8 @@ class ClusteredStrategy(Strategy):
         :func:`fedbranch.core.robust.median`; by default their weighted mean.
     guard
         What is done against hostile clients; see :class:`fedbranch.Guard`. None: nothing.
+    cache
+        How the updates are kept that newcomers are compared with; see :class:`fedbranch.Server`.
     loss_key
         Which metric of an evaluation is the loss; lower is better. By default the one that is
         called so, such as ``loss``, ``eval_loss`` or ``test-loss``.
@@ -140,6 +143,7 @@ class ClusteredStrategy(Strategy):
         rule: Rule | None = None,
         aggregate: Aggregate = weighted_mean,
         guard: Guard | None = DEFAULT_GUARD,
+        cache: EdgeCache | None = None,
         loss_key: str | None = None,
         half_updates: bool = False,
         seed: int = 0,
@@ -160,6 +164,7 @@ class ClusteredStrategy(Strategy):
         self.rule = AutoRule() if rule is None else rule
         self.aggregate = aggregate
         self.guard = guard
+        self.cache = cache
         self.loss_key = loss_key
         self.half_updates = half_updates
         self.seed = seed
@@ -321,6 +326,7 @@ class ClusteredStrategy(Strategy):
             rule=self.rule,
             aggregate=self.aggregate,
             guard=self.guard,
+            cache=self.cache,
         )
         folder = None
         history: list[Round] = []
@@ -333,6 +339,7 @@ class ClusteredStrategy(Strategy):
                 "seed": self.seed,
                 "rule": rule_to_state(self.rule),
                 "guard": None if self.guard is None else asdict(self.guard),
+                "cache": cache_to_state(server.tree.cache),
                 "model": layout.describe(),
                 "clients": [],  # nobody knows them before they come
             }
@@ -340,7 +347,10 @@ class ClusteredStrategy(Strategy):
             try:
                 if folder.has_state:
                     server = Server.load(
-                        folder.path / "state", rule=self.rule, aggregate=self.aggregate
+                        folder.path / "state",
+                        rule=self.rule,
+                        aggregate=self.aggregate,
+                        cache=self.cache,
                     )
                 folder.set_rounds(max(num_rounds, server.round), num_done=server.round)
                 folder.truncate_history(server.round)

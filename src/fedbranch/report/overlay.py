@@ -31,6 +31,7 @@ SETTINGS = (
     "participation",
     "weighting",
     "guard",
+    "cache",
     "before_send",
     "privacy",
     "num_params",

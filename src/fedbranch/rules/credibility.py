@@ -9,7 +9,7 @@ updates that resemble theirs, and then does little harm, or is not believed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ __all__ = ["least_agreement", "opposed_groups", "opposed_moves"]
 
 DEVIATIONS = 3  # of the cosine between two directions that have nothing to do with each other
 MOST = 0.1  # in few dimensions that would be any cosine
+BLOCK_BYTES = 2**24  # of updates that are compared at once
 
 
 def least_agreement(dim: int) -> float:
@@ -65,21 +66,41 @@ def opposed_moves(
     dict
         Client id -> the other branches that its update points away from.
     """
-    branches = {branch: np.stack(list(own.values())) for branch, own in cached.items() if own}
-    means = {
-        branch: weighted_mean(updates, np.ones(len(updates)))
-        for branch, updates in branches.items()
-    }
+    means = {branch: _mean_of(own) for branch, own in cached.items() if own}
     opposed: dict[str, set[int]] = {i: set() for own in cached.values() for i in own}
-    for branch, updates in branches.items():
-        bound = least_agreement(updates.shape[1])
-        for other, mean in means.items():
-            if other != branch:
-                cosines = to_numpy(cosine_similarity(updates, mean[None, :]))[:, 0]
-                for client_id, cosine in zip(cached[branch], cosines.tolist(), strict=True):
-                    if cosine <= bound:
-                        opposed[client_id].add(other)
+    for branch in means:
+        others = [other for other in means if other != branch]
+        if not others:
+            continue
+        bound = least_agreement(len(means[branch]))
+        directions = np.stack([means[other] for other in others])
+        for client_ids, updates in _some_at_once(cached[branch]):
+            cosines = to_numpy(cosine_similarity(updates, directions)).tolist()
+            for client_id, row in zip(client_ids, cosines, strict=True):
+                opposed[client_id] |= {
+                    other for other, cosine in zip(others, row, strict=True) if cosine <= bound
+                }
     return {client_id: frozenset(branches) for client_id, branches in opposed.items()}
+
+
+# Updates may be on disk, and more than the memory holds.
+
+
+def _mean_of(updates: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    total: NDArray[np.float64] = np.zeros(1)
+    for update in updates.values():
+        total = total + update.astype(np.float64) / len(updates)
+    return total.astype(np.float32)
+
+
+def _some_at_once(
+    updates: Mapping[str, NDArray[np.float32]],
+) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+    client_ids = list(updates)
+    at_once = max(1, BLOCK_BYTES // updates[client_ids[0]].nbytes)
+    for first in range(0, len(client_ids), at_once):
+        some = client_ids[first : first + at_once]
+        yield some, np.stack([updates[client_id] for client_id in some])
 
 
 def _mean(evidence: Evidence, rows: Sequence[int]) -> NDArray[np.floating]:

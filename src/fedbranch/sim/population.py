@@ -18,6 +18,7 @@ from torch import nn
 from fedbranch.client import LocalTraining, ModelState
 from fedbranch.core.geometry import to_numpy
 from fedbranch.data import ClientData, PartName
+from fedbranch.edges import EdgeCache
 from fedbranch.errors import ClientFailed
 from fedbranch.examination import Aggregate, Weighting
 from fedbranch.files import JSON
@@ -132,6 +133,7 @@ class Population:
         weighting: Weighting,
         aggregate: Aggregate,
         guard: Guard | None = DEFAULT_GUARD,
+        cache: EdgeCache | None = None,
     ) -> Server:
         """Make a server that fits what these clients send."""
         hiding = self._hiding
@@ -146,6 +148,7 @@ class Population:
             num_signal=num_signal,
             aggregate=aggregate,
             guard=guard,
+            cache=cache,
         )
 
     def _at_hidden_models(self, engine: Engine) -> Engine:

@@ -16,6 +16,7 @@ from torch import nn
 from fedbranch.client import LocalTraining, evaluate
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
+from fedbranch.edges import EdgeCache, cache_to_state
 from fedbranch.examination import Aggregate, Weighting
 from fedbranch.files import JSON
 from fedbranch.guard import DEFAULT_GUARD, Guard
@@ -46,6 +47,7 @@ class Settings(TypedDict, total=False):
     weighting: Weighting
     aggregate: Aggregate
     guard: Guard | None
+    cache: EdgeCache | None
     evaluate_every: int
     checkpoint_every: int
     folder: str | Path | None
@@ -246,6 +248,7 @@ def simulate(
     weighting: Weighting = "examples",
     aggregate: Aggregate = weighted_mean,
     guard: Guard | None = DEFAULT_GUARD,
+    cache: EdgeCache | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
     folder: str | Path | None = None,
@@ -284,6 +287,9 @@ def simulate(
     guard
         What the server does against hostile clients; see :class:`fedbranch.Guard`. None:
         nothing, which is what the baselines do unless they are told otherwise.
+    cache
+        How the server keeps the updates that newcomers are compared with; see
+        :class:`fedbranch.Server`.
     evaluate_every
         Evaluate every client on its held-out data after each so many rounds and at the end.
     checkpoint_every
@@ -358,7 +364,9 @@ def simulate(
     with ExitStack() as at_the_end:
         at_the_end.enter_context(_saying_how_to_go_on(folder))
         at_the_end.callback(population.close)
-        server = population.server_for(rule, weighting=weighting, aggregate=aggregate, guard=guard)
+        server = population.server_for(
+            rule, weighting=weighting, aggregate=aggregate, guard=guard, cache=cache
+        )
         home = start(server) if start is not None else {}
         run_folder: RunFolder | None = None
         rounds_so_far: list[Round] = []  # without a folder
@@ -372,6 +380,7 @@ def simulate(
                 "evaluate_every": evaluate_every,
                 "rule": rule_to_state(rule),
                 "guard": None if guard is None else asdict(guard),
+                "cache": cache_to_state(server.tree.cache),
                 "engine": population.engine_choice.name,
                 "engine_reason": population.engine_choice.reason,
                 "about": about,
@@ -383,7 +392,9 @@ def simulate(
             )
             at_the_end.callback(run_folder.close)
             if run_folder.has_state:
-                server = Server.load(run_folder.path / "state", rule=rule, aggregate=aggregate)
+                server = Server.load(
+                    run_folder.path / "state", rule=rule, aggregate=aggregate, cache=cache
+                )
             run_folder.truncate_history(server.round)
             if privacy is not None and privacy.noise is not None:
                 population.releases = Releases(run_folder.path / "releases.jsonl")
