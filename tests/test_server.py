@@ -944,20 +944,6 @@ def test_a_server_that_compares_short_signals_goes_on_after_loading(tmp_path, st
     assert fingerprint(resumed) == fingerprint(undisturbed)
 
 
-def test_a_state_from_before_the_mean_of_the_best_still_loads_and_routes_by_the_largest():
-    clients = QuadraticClients(num_groups=2, clients_per_group=3)
-    server = server_for(clients)
-    for _ in range(20):
-        clients.play_round(server, clients.client_ids)
-    state, files = server.to_state()
-    del state["guard"]["num_best"], state["tree"]["cache"], state["tree"]["num_compared"]
-
-    loaded = Server.from_state(state, files)
-
-    assert loaded.guard == replace(server.guard, num_best=1)
-    loaded.guard = server.guard
-    assert fingerprint(loaded) == fingerprint(server)
-
 
 def test_newcomers_that_come_together_are_routed_as_alone_and_in_any_order():
     def routed(order):

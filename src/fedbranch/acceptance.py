@@ -16,6 +16,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from fedbranch.core.geometry import Array, to_numpy
+from fedbranch.core.summation import Extent, extents
 from fedbranch.errors import InvalidUpdate
 from fedbranch.messages import Reply, Rows, Update, UpdateBatch, one_line, shortened
 from fedbranch.tree import Vector
@@ -33,6 +34,8 @@ __all__ = [
 LARGEST_ENTRY = 1e30
 # Below this float32 has hardly any digits left, and processors are slow.
 SMALLEST_ENTRY = float(np.finfo(np.float32).smallest_normal)
+# An entry is at most as large as its block is long, and the largest at least 1/32 of that.
+SURELY_NOT_TINY, SURELY_NOT_LARGE = 1e3 * SMALLEST_ENTRY, 1e-3 * LARGEST_ENTRY
 
 # Whatever a client says is kept for ever in the history, so nobody may say much.
 MOST_METRICS = 1000
@@ -133,14 +136,18 @@ def check_batch(
         halves = _checked_column("half difference", halves, compared_shape)
         columns["half difference"] = halves
     problems: dict[int, str] = {}  # row -> why it cannot be used
+    extent = None
     for name, column in columns.items():
         if column.shape[1]:
-            problems = _column_problems(name, column) | problems
+            measured = extents(column) if isinstance(column, np.ndarray) else None
+            problems = _column_problems(name, column, measured) | problems
+            extent = measured if name == "update" else extent
     rows = Rows(
         vector=vectors,
         compared=columns["signal"] if expected.compares_signal else vectors,
         buffers=buffers,
         half_difference=halves,
+        extent=extent,
     )
     has_halves = [False] * len(batch)
     if halves is not None:
@@ -181,8 +188,19 @@ def _checked_column(name: str, column: Array, shape: tuple[int, int]) -> Array:
     return np.asarray(column) if isinstance(column, np.ndarray) else column
 
 
-def _column_problems(name: str, column: Array) -> dict[int, str]:
+def _column_problems(name: str, column: Array, extent: Extent | None) -> dict[int, str]:
     """Find the rows that cannot be used."""
+    if extent is not None:
+        # Of nearly all the lengths of some blocks say enough, and these are quickly measured.
+        strongest = extent.strongest
+        odd = np.flatnonzero(~((strongest > SURELY_NOT_TINY) & (strongest < SURELY_NOT_LARGE)))
+        return {int(odd[row]): why for row, why in _problems_of(name, column[odd]).items()}
+    return _problems_of(name, column)
+
+
+def _problems_of(name: str, column: Array) -> dict[int, str]:
+    if not column.shape[0]:
+        return {}
     xp = array_namespace(column)
     largest = to_numpy(xp.maximum(xp.max(column, axis=1), -xp.min(column, axis=1)))
     must_move = name not in ("buffers", "half difference")

@@ -6,8 +6,9 @@ Examining changes nothing, so a rule or an aggregate that fails leaves the serve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,9 +16,10 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
-from fedbranch.core.geometry import Array, norms, to_numpy
+from fedbranch.core.geometry import Array, norms, take_rows, to_numpy
+from fedbranch.core.sketch import Projection
 from fedbranch.files import JSON
-from fedbranch.guard import Guard
+from fedbranch.guard import REPLIES_TO_COMPARE, Guard
 from fedbranch.messages import (
     Reply,
     Trial,
@@ -27,11 +29,13 @@ from fedbranch.messages import (
     stacked,
 )
 from fedbranch.rules import Asks, Decision, Evidence, Groups, PastRound, Rule, Verdict
+from fedbranch.sums import Sums
 from fedbranch.tree import Node, Vector, read_only
 
 __all__ = ["Aggregate", "Case", "Outcome", "Weighting", "examine", "proposed_trials"]
 
 _CAN_ASK = [("train", "halves"), ("hold", "losses")]
+PAIRS_AT_ONCE, COLUMNS_AT_ONCE = 64, 16384
 
 Aggregate = Callable[[Array, Array], Array]
 Weighting = Literal["examples", "equal"]
@@ -54,6 +58,8 @@ class Case:
     rounds_held_for_it: int = 0
     last_measured: Mapping[str, float] = field(default_factory=dict)
     past: list[PastRound] = field(default_factory=list)
+    sums: Sums | None = None  # of updates that were not kept, at the leaf's present parameters
+    usual: Mapping[str, float] = field(default_factory=dict)  # median lengths when it last trained
 
     def copy(self) -> Case:
         """Copy it, so that what comes in can be added to the copy."""
@@ -73,6 +79,8 @@ class Case:
     def lacking(self, client_ids: Iterable[str]) -> list[str]:
         """Give those of the clients who can still give what the examination waits for."""
         proposed = {client_id for group in self.present_proposal for client_id in group}
+        if self.sums is not None:  # nobody can be asked for losses
+            proposed = set()
         return [
             client_id
             for client_id in client_ids
@@ -97,6 +105,8 @@ class Case:
             self.hold_ended = version
         if outcome.past_round is not None:
             self.past.append(outcome.past_round)
+            self.usual = _usual_lengths(self.replies.values())
+        self.sums = None
         self.replies, self.losses, self.proposal, self.rounds_held = {}, {}, (), 0
         self.halves = this_round if decision.asks == "halves" else None
 
@@ -117,12 +127,23 @@ class Case:
             "rounds_held_for_it": self.rounds_held_for_it,
             "last_measured": {name: repr(float(v)) for name, v in self.last_measured.items()},
             "past": [list(entry) for entry in self.past],
+            "usual": {name: repr(float(length)) for name, length in self.usual.items()},
         }
+        if self.sums is not None:
+            state["sums"], of_sums = self.sums.to_state()
+            tensors = {**tensors, **of_sums}
         return state, tensors
 
     @classmethod
-    def from_state(cls, state: JSON, tensors: Tensors) -> Case:
+    def from_state(
+        cls, state: JSON, tensors: Tensors, projection: Projection | None = None
+    ) -> Case:
         """Rebuild a case from what :meth:`to_state` gave."""
+        sums = None
+        if "sums" in state:
+            if projection is None:
+                raise ValueError("there are sums of updates, but no sketches of them")
+            sums = Sums.from_state(state["sums"], tensors, projection)
         return cls(
             replies=replies_from_state(state["replies"], tensors),
             rounds_held=state["rounds_held"],
@@ -137,6 +158,9 @@ class Case:
             rounds_held_for_it=state["rounds_held_for_it"],
             last_measured={name: float(v) for name, v in state["last_measured"].items()},
             past=[PastRound(*entry) for entry in state["past"]],
+            sums=sums,
+            # Not in states of older versions.
+            usual={name: float(length) for name, length in state.get("usual", {}).items()},
         )
 
 
@@ -162,6 +186,7 @@ def examine(
     num_new: int,
     guard: Guard | None = None,
     most_groups: float = math.inf,
+    projection: Projection | None = None,
 ) -> Outcome:
     """Ask the rule about a cluster.
 
@@ -179,6 +204,8 @@ def examine(
         Limits what a client counts for.
     most_groups
         Into how many groups the cluster may be split.
+    projection
+        What made sketches of that which is compared.
 
     Returns
     -------
@@ -203,15 +230,28 @@ def examine(
     )
     halved = [ordered[row] for row in halved_rows]
     proposal = case.present_proposal
-    lengths = to_numpy(norms(compared))
-    mean = _aggregated(aggregate, compared, weights, guard, lengths)
+    means = None if case.sums is None else case.sums.means(guard)
+    exact = None
+    if projection is None:
+        lengths = to_numpy(norms(compared))
+        mean = _aggregated(aggregate, compared, weights, guard, lengths)
+        shown_mean = _beside(compared, mean)
+    else:
+        lengths = np.array([_compared_length(reply) for reply in ordered])
+        if means is None:
+            whole = _frozen(stacked(ordered, "whole"))
+            mean = _aggregated(aggregate, whole, weights, guard, lengths)
+            exact = partial(_exact_cosines, whole, lengths)
+        else:
+            mean = means.compared
+        shown_mean = _beside(compared, projection.of(mean[None, :])[0])
     evidence = Evidence(
         node_id=node.id,
         round=round,
         client_ids=client_ids,
         updates=compared,
         weights=weights,
-        mean_update=_beside(compared, mean),
+        mean_update=shown_mean,
         num_members=num_members,
         rounds_trained=node.version,
         rounds_held=case.rounds_held,
@@ -229,8 +269,12 @@ def examine(
         rounds_held_for_it=case.rounds_held_for_it,
         last_measured=case.last_measured,
         past=tuple(case.past),
+        projection=projection,
+        exact=exact,
     )
     evidence.__dict__["lengths"] = lengths  # or its cached property would measure them again
+    if projection is not None:
+        evidence.__dict__["mean_length"] = float(norms(mean[None, :])[0])
     decision = rule.examine(evidence)
     _check_decision(decision, evidence, rule)
     if len(decision.groups) > most_groups:  # also a proposal, which would be for nothing
@@ -244,12 +288,15 @@ def examine(
         )
     if decision.verdict != "train":
         return Outcome(decision)
-    if any(reply.rows.vector is not reply.rows.compared for reply in ordered):
+    past_round = _past_round(evidence.lengths, ordered)
+    if means is not None:
+        return Outcome(decision, means.vector, means.buffers, past_round)
+    if not all(reply.rows.compares_update for reply in ordered):
         mean = _aggregated(aggregate, _frozen(stacked(ordered, "vector")), weights, guard)
     buffers_step = None
     if node.buffers.size:
         buffers_step = _aggregated(aggregate, _frozen(stacked(ordered, "buffers")), weights)
-    return Outcome(decision, mean, buffers_step, _past_round(evidence.lengths, ordered))
+    return Outcome(decision, mean, buffers_step, past_round)
 
 
 def proposed_trials(
@@ -275,8 +322,7 @@ def proposed_trials(
     everybody = [client_id for group in groups for client_id in group]
     replies = case.replies
     have_halves = case.halves is not None and all(
-        replies[i].has_halves and replies[i].rows.vector is replies[i].rows.compared
-        for i in everybody
+        replies[i].has_halves and replies[i].rows.compares_update for i in everybody
     )
 
     def after_step(client_ids: Iterable[str], sign: int) -> tuple[Vector, Vector]:
@@ -284,7 +330,7 @@ def proposed_trials(
         ordered = [replies[client_id] for client_id in sorted(client_ids)]
         steps = stacked(ordered, "vector")
         if sign:
-            steps = steps + sign * stacked(ordered, "half_difference")
+            steps = steps + sign * stacked(ordered, "whole_half")
         weights = _weights(ordered, weighting, guard, steps)
         buffers = node.buffers
         if buffers.size:
@@ -325,6 +371,45 @@ def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastR
     # Divided first: the sum of reported numbers may leave the range of floats.
     mean_loss = float(sum(loss / len(losses) for loss in losses)) if losses else None
     return PastRound(float(np.sqrt(np.mean(lengths**2))), mean_loss)
+
+
+def _compared_length(reply: Reply) -> float:
+    """Give how long what is compared of a reply is in full, where there are sketches."""
+    assert reply.lengths is not None
+    return float(reply.lengths[1])
+
+
+def _usual_lengths(replies: Collection[Reply]) -> dict[str, float]:
+    """Give the median lengths of replies that were not kept, for those who come after them."""
+    measured = [reply.lengths for reply in replies if reply.lengths is not None]
+    if len(measured) < REPLIES_TO_COMPARE:
+        return {}
+    medians = np.median(np.stack(measured), axis=0)
+    return dict(zip(("update", "signal", "buffers"), medians.tolist(), strict=True))
+
+
+def _exact_cosines(
+    whole: Array,
+    lengths: NDArray[np.float64],
+    rows_a: Sequence[int],
+    rows_b: Sequence[int],
+) -> NDArray[np.float64]:
+    """Compare updates in full, pair by pair: shape (n,)."""
+    xp = array_namespace(whole)
+    cosines = np.zeros(len(rows_a))
+    for start in range(0, len(rows_a), PAIRS_AT_ONCE):
+        some = slice(start, start + PAIRS_AT_ONCE)
+        a, b = (list(map(int, rows[some])) for rows in (rows_a, rows_b))
+        products = xp.zeros(len(a), dtype=xp.float64, device=device(whole))
+        for first in range(0, int(whole.shape[1]), COLUMNS_AT_ONCE):
+            columns = whole[:, first : first + COLUMNS_AT_ONCE]
+            products += xp.sum(
+                xp.astype(take_rows(columns, a), xp.float64) * take_rows(columns, b), axis=1
+            )
+        scale = lengths[a] * lengths[b]
+        cosines[some] = np.divide(to_numpy(products), scale, out=np.zeros(len(a)), where=scale > 0)
+    clipped: NDArray[np.float64] = np.clip(cosines, -1.0, 1.0)
+    return clipped
 
 
 def _aggregated(

@@ -171,8 +171,8 @@ class Guard:
         ordered = [replies[client_id] for client_id in ids]
         vectors = compared = stacked(ordered, "vector")
         judged = {"update": vectors, "buffers": stacked(ordered, "buffers")}
-        if any(reply.rows.vector is not reply.rows.compared for reply in ordered):
-            judged["signal"] = compared = stacked(ordered, "compared")
+        if not all(reply.rows.compares_update for reply in ordered):
+            judged["signal"] = compared = stacked(ordered, "whole")
         found: dict[str, str] = {}
         if self.max_length is not None:
             counts = np.array([reply.weight for reply in ordered])
@@ -193,6 +193,48 @@ class Guard:
             found = _strangers(ids, compared, was_aside) | found
         return found
 
+    def strangers(
+        self, replies: Mapping[str, Reply], already: Collection[str] = ()
+    ) -> dict[str, str]:
+        """Find the replies that resemble nobody's by what is compared of them: client id -> why.
+
+        For replies of which no more is left: how long they may be, :meth:`too_long` has said.
+        """
+        ids = sorted(replies)
+        was_aside = np.array([client_id in already for client_id in ids])
+        if not self.sets_strangers_aside or len(ids) < (
+            FEWEST_TO_COMPARE if was_aside.any() else REPLIES_TO_COMPARE
+        ):
+            return {}
+        return _strangers(ids, stacked([replies[i] for i in ids], "compared"), was_aside)
+
+    def too_long(self, name: str, length: float, usual: float, was_aside: bool) -> str | None:
+        """Say why a vector is too long, by what was usual in the round before; None if it is not.
+
+        Parameters
+        ----------
+        name
+            What it is.
+        length
+            How long it is.
+        usual
+            The median length in the round before; 0 if nobody knows.
+        was_aside
+            Whether its client was set aside when it last replied.
+        """
+        if self.max_length is None:
+            return None
+        limit = min(LENGTH_OF_DRAGGING, self.max_length) if was_aside else self.max_length
+        if usual == 0 or length <= limit * usual:
+            return None
+        return _why_too_long(name, length / usual, limit)
+
+    def shortening(self, length: float, usual: float) -> float:
+        """Give what to multiply a vector by, so that it is no longer than it may count for."""
+        if self.clipped_length is None or usual == 0 or length <= self.clipped_length * usual:
+            return 1.0
+        return float(np.float32(self.clipped_length * usual / length))
+
     def knows(self, similarities: Collection[float], dim: int) -> bool:
         """Say whether somebody who was a stranger resembles one of those that it is compared with."""
         bound = _chance_bound(len(similarities), dim)
@@ -202,6 +244,15 @@ class Guard:
 
 
 DEFAULT_GUARD = Guard()
+
+
+def can_be_capped(weight: float, weights: Collection[float], max_share: float) -> bool:
+    """Whether :func:`capped_weights` would lower a weight if it were one of these.
+
+    Once it would not, more clients never change that.
+    """
+    others = np.minimum(np.array(list(weights)), weight)
+    return bool(max_share * (float(others.sum()) + weight) < weight)
 
 
 def capped_weights(weights: NDArray[np.float64], max_share: float) -> NDArray[np.float64]:
@@ -250,10 +301,16 @@ def _too_long(
     if usual == 0:
         return {}
     return {
-        ids[row]: f"set aside: the {name} is {lengths[row] / usual:.3g} times as long as usual in "
-        f"its cluster, more than {limits[row]:g} times"
+        ids[row]: _why_too_long(name, lengths[row] / usual, limits[row])
         for row in np.flatnonzero(lengths > limits * usual).tolist()
     }
+
+
+def _why_too_long(name: str, times: float, limit: float) -> str:
+    return (
+        f"set aside: the {name} is {times:.3g} times as long as usual in its cluster, more than "
+        f"{limit:g} times"
+    )
 
 
 def _resemblance(updates: Array) -> NDArray[np.float64]:

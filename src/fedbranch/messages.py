@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
 from fedbranch.core.geometry import Array, take_rows, to_numpy
+from fedbranch.core.summation import Extent
 from fedbranch.files import JSON
 from fedbranch.tree import Vector
 
@@ -180,12 +181,51 @@ class UpdateBatch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """Numbers that passed all checks, of one client or of many: one row each."""
+    """Numbers that passed all checks, of one client or of many: one row each.
+
+    Attributes
+    ----------
+    vector, buffers
+        The updates; of length 0 where they were added up and not kept.
+    compared
+        The updates or the signals, or sketches of them.
+    half_difference
+        Of what is compared; sketches where that are sketches.
+    signal, whole_half_difference
+        Where sketches are compared and updates kept: the signals, if it is these, and the half
+        differences in full.
+    lengths
+        Where sketches are compared, shape (num_clients, 3): how long each update, what is
+        compared of it in full, and its buffers are.
+    extent
+        What was measured of the updates when they were checked.
+    """
 
     vector: Array
     compared: Array
     buffers: Array
     half_difference: Array | None = None
+    signal: Array | None = None
+    whole_half_difference: Array | None = None
+    lengths: NDArray[np.float64] | None = None
+    extent: Extent | None = None
+
+    @property
+    def whole(self) -> Array:
+        """What is compared, in full."""
+        if self.lengths is None:
+            return self.compared
+        return self.vector if self.signal is None else self.signal
+
+    @property
+    def compares_update(self) -> bool:
+        """Whether it is the updates that are compared, not a signal."""
+        return self.whole is self.vector
+
+    @property
+    def whole_half(self) -> Array | None:
+        """The half differences, in full."""
+        return self.half_difference if self.lengths is None else self.whole_half_difference
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -203,8 +243,22 @@ class Reply:
         """What is compared, for keeping: on the host, in memory of its own."""
         return np.array(to_numpy(self.rows.compared[self.row]), dtype=np.float32)
 
+    @property
+    def lengths(self) -> NDArray[np.float64] | None:
+        """How long the update, what is compared of it, and the buffers are, if that was kept."""
+        return None if self.rows.lengths is None else self.rows.lengths[self.row]
 
-Column = Literal["vector", "compared", "buffers", "half_difference"]
+
+Column = Literal[
+    "vector",
+    "compared",
+    "buffers",
+    "half_difference",
+    "signal",
+    "whole",
+    "whole_half",
+    "whole_half_difference",
+]
 
 
 def stacked(replies: Sequence[Reply], column: Column) -> Array:
@@ -251,6 +305,15 @@ def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
         tensors["half_difference"][rows] = to_numpy(
             stacked([replied[row] for row in rows], "half_difference")
         )
+        if all(replied[row].rows.whole_half_difference is not None for row in rows):
+            halves = to_numpy(stacked([replied[row] for row in rows], "whole_half_difference"))
+            tensors["whole_half_difference"] = np.zeros((len(replied), halves.shape[1]), np.float32)
+            tensors["whole_half_difference"][rows] = halves
+    lengths = [reply.lengths for reply in replied if reply.lengths is not None]
+    if lengths:  # of all or of none: a server compares sketches, or it does not
+        tensors["lengths"] = np.stack(lengths)
+        if all(reply.rows.signal is not None for reply in replied):
+            tensors["signal"] = to_numpy(stacked(replied, "signal"))
     return state, tensors
 
 
@@ -259,11 +322,17 @@ def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
     if not state:
         return {}
     vector, compared = tensors["vector"], tensors["compared"]
+    is_sketched = "lengths" in tensors
+    if not is_sketched and np.array_equal(vector, compared):
+        compared = vector
     rows = Rows(
         vector=vector,
-        compared=vector if np.array_equal(vector, compared) else compared,
+        compared=compared,
         buffers=tensors["buffers"],
         half_difference=tensors.get("half_difference"),
+        signal=tensors.get("signal"),
+        whole_half_difference=tensors.get("whole_half_difference"),
+        lengths=tensors.get("lengths"),
     )
     return {
         client_id: Reply(

@@ -22,14 +22,16 @@ from typing import Literal
 
 import numpy as np
 
-from fedbranch.acceptance import Expected, check_batch, check_losses, check_update
+from fedbranch.acceptance import Expected, check_losses
 from fedbranch.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
+from fedbranch.core.sketch import Projection
 from fedbranch.edges import Edge, EdgeCache, restored_cache
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Case, Outcome, Weighting, examine, proposed_trials
 from fedbranch.files import JSON
 from fedbranch.guard import DEFAULT_GUARD, Guard
+from fedbranch.intake import Intake, Situation
 from fedbranch.messages import (
     Reply,
     Task,
@@ -37,7 +39,6 @@ from fedbranch.messages import (
     Update,
     UpdateBatch,
     checked_ids,
-    one_line,
     shortened,
     stacked,
 )
@@ -84,6 +85,15 @@ class Server:
     cache
         How the tree keeps the updates that newcomers are compared with: by default
         :class:`InMemory`; :class:`Sketched` or :class:`OnDisk` for large populations.
+    sketch
+        Find clusters, route newcomers and see strangers by sketches of so many numbers instead
+        of whole updates or signals; or a :class:`fedbranch.core.sketch.Projection` that makes
+        them, with a seed of your own. None: by whole ones.
+    keep_updates
+        False, with sketches: updates are added up as they come and not kept, so that memory is
+        that of the models, of the sketches, and of the batches that come in. Then the aggregate
+        is the weighted mean, nobody can be asked to measure how a split would pay, and the
+        guard's limits on lengths go by what was usual in the round before.
 
     Examples
     --------
@@ -115,6 +125,8 @@ class Server:
         max_examples: float = 1e9,
         guard: Guard | None = DEFAULT_GUARD,
         cache: EdgeCache | None = None,
+        sketch: int | Projection | None = None,
+        keep_updates: bool = True,
     ) -> None:
         for name, value, allowed in [
             ("weighting", weighting, ("examples", "equal")),
@@ -145,6 +157,18 @@ class Server:
         self.aggregate = aggregate
         self.max_examples = float(max_examples)
         self.guard = guard
+        self.projection = _checked_projection(sketch, self._expected.num_compared)
+        self.keep_updates = keep_updates
+        if not keep_updates and self.projection is None:
+            raise ValueError(
+                "keep_updates is False without sketches; clusters are then found by nothing: give "
+                "the size of a sketch as well, such as sketch=1024"
+            )
+        if not keep_updates and aggregate is not weighted_mean:
+            raise ValueError(
+                f"aggregate is {aggregate!r} and keep_updates False; updates that are added up as "
+                "they come have no other aggregate than weighted_mean"
+            )
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
         self._on_trial: dict[str, tuple[int, int, list[int]]] = {}  # client id -> node, number
@@ -254,7 +278,7 @@ class Server:
         trials: dict[str, tuple[Trial, ...]] = {}
         for node_id, case in sorted(self._cases.items()):
             asked = case.lacking(ids & case.replies.keys())
-            if asked:
+            if asked and self.keep_updates:
                 proposed = proposed_trials(
                     self.tree[node_id],
                     case,
@@ -274,9 +298,41 @@ class Server:
                     self._on_trial[client_id] = (node_id, len(models), leaf_ids)
         return trials
 
+    def intake(self) -> Intake:
+        """Begin to take the replies of the coming round one by one, in any order.
+
+        To be called after :meth:`plan`; the round is made of it by :meth:`step`. Until then the
+        server must not be changed.
+
+        Examples
+        --------
+        >>> server = Server(2)
+        >>> tasks = server.plan(["a", "b"])
+        >>> intake = server.intake()
+        >>> intake.add("b", Update(np.float32([0, 2]), num_examples=1))
+        >>> intake.add("a", Update(np.float32([1, np.nan]), num_examples=1))
+        'the update contains NaN or infinity; lower the learning rate'
+        >>> server.step(intake).decisions[0].measurements["num_answered"]
+        1
+        """
+        return Intake(
+            Situation(
+                round=self.round + 1,
+                expected=self._expected,
+                tree=self.tree,
+                asked=self._asked,
+                cases=self._cases,
+                set_aside=self._set_aside,
+                guard=self.guard,
+                weighting=self.weighting,
+                projection=self.projection,
+                keeps_updates=self.keep_updates,
+            )
+        )
+
     def step(
         self,
-        updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch,
+        updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch | Intake,
         losses: Mapping[str, Sequence[float]] | None = None,
     ) -> RoundRecord:
         """Take the clients' replies: train, route and split.
@@ -284,7 +340,8 @@ class Server:
         Parameters
         ----------
         updates
-            Client id -> update, or pairs of them in any order; or all of them as one batch.
+            Client id -> update, or pairs of them in any order; or all of them as one batch; or
+            what :meth:`intake` gave and has been filled.
         losses
             Client id -> its loss under each of the models that :meth:`trials` named.
 
@@ -295,11 +352,22 @@ class Server:
             its reason there; the rest of the round is as if that client had been absent.
         """
         this_round = self.round + 1
-        refused, replies = self._accept(updates)
+        intake = updates if isinstance(updates, Intake) else self.intake()
+        if not isinstance(updates, Intake):
+            intake.add_all(updates)
+        if intake.round != this_round:
+            raise ValueError(
+                f"the intake is of round {intake.round}, and this is round {this_round}; begin one "
+                "for every round"
+            )
+        replies = intake.replies
+        refused = dict(intake.refused)
         routed, at_leaves = self._route(replies, refused)
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         for client_id, reply in at_leaves.items():
             cases.setdefault(self.tree.position(client_id), Case()).replies[client_id] = reply
+        for node_id, sums in intake.sums().items():
+            cases.setdefault(node_id, Case()).sums = sums
         set_aside = self._guarded(cases)
         refused |= set_aside
         unusable: dict[str, str] = {}  # losses, by client id
@@ -308,7 +376,7 @@ class Server:
         answers = Counter(
             self.tree.position(client_id) for client_id in at_leaves if client_id not in set_aside
         )
-        still_aside = (self._set_aside - at_leaves.keys()) | set_aside.keys()
+        still_aside = (self._set_aside - at_leaves.keys()) | set_aside.keys() | intake.aside
         absent = self._absent(cases, still_aside)
         outcomes: list[Outcome] = []
         num_leaves = len(self.tree.leaves)
@@ -326,6 +394,7 @@ class Server:
                 num_new=answers[node_id],
                 guard=self.guard,
                 most_groups=self._most_clusters - num_leaves + 1,
+                projection=self.projection,
             )
             outcomes.append(outcome)
             if outcome.decision.verdict == "split":
@@ -380,44 +449,6 @@ class Server:
                 absent[node_id] += not positions.is_away(client_id)
         return absent
 
-    def _accept(
-        self, updates: Mapping[str, Update] | Iterable[tuple[str, Update]] | UpdateBatch
-    ) -> tuple[dict[str, str], dict[str, Reply]]:
-        """Sort the replies into refused ones, with reasons, and usable ones, by client id."""
-        expected = self._expected
-        refused: dict[str, str] = {}
-        replies: dict[str, Reply] = {}
-        if isinstance(updates, UpdateBatch):
-            usable, refused = check_batch(updates, expected)
-            for client_id, (base, reply) in usable.items():
-                try:
-                    self._check_sender(client_id)
-                    self._check_base(client_id, base)
-                    replies[client_id] = reply
-                except InvalidUpdate as error:
-                    refused[client_id] = str(error)
-            return refused, replies
-        pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
-        count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
-        for client_id, update in sorted(pairs, key=lambda pair: _shown_id(pair[0])):
-            try:
-                self._check_sender(client_id)
-                if count[client_id] > 1:
-                    raise InvalidUpdate(
-                        f"answered {count[client_id]} times in one round; none of it is used"
-                    )
-                if not isinstance(update, Update):
-                    raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
-                self._check_base(client_id, update.base)
-                replies[client_id] = check_update(update, expected)
-            except InvalidUpdate as error:
-                refused[_shown_id(client_id)] = one_line(str(error))
-            except Exception as error:
-                # Objects from outside may fail in ways of their own; that is their client's
-                # problem alone.
-                refused[_shown_id(client_id)] = f"the reply cannot be read: {shortened(error)}"
-        return refused, replies
-
     @property
     def _expected(self) -> Expected:
         return Expected(
@@ -427,27 +458,6 @@ class Server:
             max_examples=self.max_examples,
             num_signal=self.num_signal,
         )
-
-    def _check_sender(self, client_id: str) -> None:
-        if not isinstance(client_id, str):
-            raise InvalidUpdate(f"unknown client: its id is a {type(client_id).__name__}")
-        if client_id not in self.tree:
-            raise InvalidUpdate("unknown client: it never joined or has left")
-
-    def _check_base(self, client_id: str, base: str | None) -> None:
-        """Refuse a reply that does not answer what the client's position asks for now."""
-        if base is None:
-            base = self._asked.get(client_id)
-        if base is None:
-            raise InvalidUpdate("no task was planned for this client in this round")
-        node = self.tree[self.tree.position(client_id)]
-        if not isinstance(base, str) or base != node.base:
-            raise InvalidUpdate(
-                f"computed at other parameters ({shortened(base)}) than the client's position has now "
-                f"({node.base!r})"
-            )
-        if self._has_answered(client_id):
-            raise InvalidUpdate("has already answered at these parameters")
 
     def _has_answered(self, client_id: str) -> bool:
         case = self._cases.get(self.tree.position(client_id))
@@ -459,7 +469,9 @@ class Server:
             return {}
         found: dict[str, str] = {}
         for case in cases.values():
-            for client_id, reason in self.guard.set_aside(case.replies, self._set_aside).items():
+            # Who is too long of those that are not kept, has been found already.
+            find = self.guard.set_aside if self.keep_updates else self.guard.strangers
+            for client_id, reason in find(case.replies, self._set_aside).items():
                 case.forget(client_id)
                 found[client_id] = reason
         return found
@@ -777,6 +789,8 @@ class Server:
             "num_signal": self.num_signal,
             "max_examples": self.max_examples,
             "guard": None if self.guard is None else asdict(self.guard),
+            "projection": None if self.projection is None else asdict(self.projection),
+            "keep_updates": self.keep_updates,
             "set_aside": sorted(self._set_aside),
             "round": self.round,
             "asked": self._asked,
@@ -810,12 +824,16 @@ class Server:
                 rule=rule if rule is not None else rule_from_state(state["rule"]),
                 weighting=state["weighting"],
                 compare=state["compare"],
-                num_signal=state.get("num_signal"),  # not in states of older versions
+                num_signal=state["num_signal"],
                 aggregate=aggregate,
                 max_examples=state["max_examples"],
-                guard=_guard_from_state(state["guard"]),
+                guard=None if state["guard"] is None else Guard(**state["guard"]),
+                sketch=None if not state["projection"] else Projection(**state["projection"]),
+                keep_updates=state["keep_updates"],
             )
             num_compared = server._expected.num_compared
+            if server.projection is not None:
+                num_compared = server.projection.size
             for node in tree:
                 if node.cached_updates and node.cached_updates.dim != num_compared:
                     raise ValueError(f"what node {node.id} has cached is not {num_compared} long")
@@ -835,15 +853,23 @@ class Server:
             }
             for node_id, case in state["cases"].items():
                 held = files.get(f"held-{node_id}", {})
-                server._cases[int(node_id)] = Case.from_state(case, held)
+                server._cases[int(node_id)] = Case.from_state(case, held, server.projection)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server
 
 
-def _guard_from_state(state: JSON | None) -> Guard | None:
-    # States of older versions do not say how many of the most similar updates decide: one.
-    return None if state is None else Guard(**{"num_best": 1, **state})
+def _checked_projection(sketch: int | Projection | None, num_compared: int) -> Projection | None:
+    if sketch is None:
+        return None
+    projection = sketch
+    if not isinstance(projection, Projection):
+        projection = Projection(dim=num_compared, size=operator.index(projection))
+    if projection.dim != num_compared:
+        raise ValueError(
+            f"sketch is for vectors of {projection.dim} numbers; what is compared has {num_compared}"
+        )
+    return projection
 
 
 def _shown_id(client_id: object) -> str:

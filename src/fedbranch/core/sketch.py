@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -177,19 +178,60 @@ class Projection:
         if not xp.isdtype(updates.dtype, "real floating"):
             raise TypeError(f"updates are {updates.dtype}; convert them to float32")
         on_host = isinstance(updates, np.ndarray)
-        signs = xp.asarray(self._signs, device=device(updates))
-        width, *others = self._widths
-        rows_at_once = (ENTRIES_AT_ONCE if on_host else ENTRIES_AT_ONCE_ELSEWHERE) // width + 1
+        signs = xp.asarray(self.signs, device=device(updates))
+        at_once = ENTRIES_AT_ONCE if on_host else ENTRIES_AT_ONCE_ELSEWHERE
         sketches: Array = xp.zeros(
             (updates.shape[0], self.size), dtype=xp.float32, device=device(updates)
         )
-        for start in range(0, updates.shape[0], rows_at_once):
-            rows = slice(start, start + rows_at_once)
-            folded = _folded(updates[rows], width, self._shifts[0], signs)
-            for narrower, shifts in zip(others, self._shifts[1:], strict=True):
-                folded = _folded(folded, narrower, shifts)
-            sketches[rows] = folded
+        for rows in _slices(updates.shape[0], at_once // self.block_width + 1):
+            folded = self.begin(rows.stop - rows.start, like=updates)
+            for block, columns in enumerate(_slices(self.dim, self.block_width)):
+                part = xp.astype(updates[rows, columns], xp.float32, copy=False)
+                self.fold(folded, part * signs[columns], block)
+            sketches[rows] = self.end(folded)
         return sketches
+
+    # The same in steps, for those who go over the updates block by block anyway
+
+    @property
+    def block_width(self) -> int:
+        """How many columns are folded at once."""
+        return self._widths[0]
+
+    @cached_property
+    def signs(self) -> NDArray[np.float32]:
+        """Shape (dim,): the sign of every coordinate."""
+        raw = np.random.PCG64(self.seed).random_raw(-(-self.dim // 64)).astype("<u8")
+        bits = np.unpackbits(raw.view(np.uint8), count=self.dim)
+        return np.where(bits, np.float32(1), np.float32(-1))
+
+    def begin(self, num_rows: int, like: Array | None = None) -> Array:
+        """Begin the sketches of so many updates, in memory like that of an array."""
+        # Twice as wide, so that a block need not be cut where it is rolled around the end.
+        shape = (num_rows, 2 * self.block_width)
+        if like is None:
+            return np.zeros(shape, dtype=np.float32)
+        xp = array_namespace(like)
+        begun: Array = xp.zeros(shape, dtype=xp.float32, device=device(like))
+        return begun
+
+    def fold(self, folded: Array, part: Array, block: int) -> None:
+        """Add a block of columns, which have their signs already, to what was begun."""
+        shift = self._shifts[0][block]
+        folded[:, shift : shift + part.shape[1]] += part
+
+    def end(self, folded: Array) -> Array:
+        """Give the sketches, when all blocks were added."""
+        width = self.block_width
+        sketches = folded[:, :width] + folded[:, width:]
+        for narrower, shifts in zip(self._widths[1:], self._shifts[1:], strict=True):
+            sums = array_namespace(sketches).zeros_like(sketches[:, : 2 * narrower])
+            for shift, columns in zip(shifts, _slices(sketches.shape[1], narrower), strict=True):
+                sums[:, shift : shift + narrower] += sketches[:, columns]
+            sketches = sums[:, :narrower] + sums[:, narrower:]
+        return sketches
+
+    # How far it is off
 
     def typical_error(self, cosine: float = 0.0) -> float:
         """Give the standard deviation of the cosine of two sketches, for a true cosine.
@@ -238,12 +280,6 @@ class Projection:
         return (self.size * round(math.sqrt(num_blocks)), self.size)
 
     @cached_property
-    def _signs(self) -> NDArray[np.float32]:
-        raw = np.random.PCG64(self.seed).random_raw(-(-self.dim // 64)).astype("<u8")
-        bits = np.unpackbits(raw.view(np.uint8), count=self.dim)
-        return np.where(bits, np.float32(1), np.float32(-1))
-
-    @cached_property
     def _shifts(self) -> tuple[tuple[int, ...], ...]:
         """Where in its buckets each block of each fold begins."""
         shifts = []
@@ -257,18 +293,6 @@ class Projection:
         return tuple(shifts)
 
 
-def _folded(
-    updates: Array, width: int, shifts: tuple[int, ...], signs: Array | None = None
-) -> Array:
-    """Add up blocks of columns, each rolled by its shift: shape (n, width)."""
-    xp = array_namespace(updates)
-    # Twice as wide, so that a block need not be cut where it is rolled around the end.
-    sums = xp.zeros((updates.shape[0], 2 * width), dtype=xp.float32, device=device(updates))
-    for block, shift in enumerate(shifts):
-        columns = slice(block * width, min((block + 1) * width, int(updates.shape[1])))
-        entries = xp.astype(updates[:, columns], xp.float32, copy=False)
-        if signs is not None:
-            entries = entries * signs[columns]
-        sums[:, shift : shift + columns.stop - columns.start] += entries
-    folded: Array = sums[:, :width] + sums[:, width:]
-    return folded
+def _slices(length: int, width: int) -> Iterator[slice]:
+    for start in range(0, length, width):
+        yield slice(start, min(start + width, length))

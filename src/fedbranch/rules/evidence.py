@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.core.geometry import Array, norms, to_numpy
+from fedbranch.core.sketch import Projection
 
 __all__ = [
     "Asks",
     "Decision",
     "Evidence",
+    "ExactCosines",
     "Groups",
     "PastRound",
     "Review",
@@ -28,6 +30,7 @@ __all__ = [
 Verdict = Literal["train", "hold", "split", "keep", "merge"]
 Asks = Literal["nothing", "halves", "losses"]
 Groups = tuple[tuple[str, ...], ...]
+ExactCosines = Callable[[Sequence[int], Sequence[int]], NDArray[np.float64]]
 
 
 class PastRound(NamedTuple):
@@ -48,11 +51,12 @@ class Evidence:
     client_ids
         The clients that answered, sorted; one row of ``updates`` each.
     updates
-        Shape (num_answered, num_params): what is compared.
+        Shape (num_answered, num_params): what is compared; or their sketches, of which cosines
+        and lengths are right up to what ``projection`` says.
     weights
         Shape (num_answered,): each client's weight in the mean.
     mean_update
-        Shape (num_params,): the aggregate of ``updates``.
+        Shape (num_params,): the aggregate of ``updates``; or its sketch.
     num_members
         All clients of the cluster, answered or not.
     rounds_trained
@@ -94,6 +98,13 @@ class Evidence:
         What it measured.
     past
         The rounds in which the cluster trained, from the first on.
+    projection
+        What made sketches of the updates; None if they are in full. ``lengths`` and
+        ``mean_length`` are those of the updates in full.
+    exact
+        Where there are sketches and the updates are still there as well: maps two equally
+        long sequences of rows, shape (n,) each, to the cosines of the updates in full, shape
+        (n,), pair by pair.
     """
 
     node_id: int
@@ -119,11 +130,18 @@ class Evidence:
     rounds_held_for_it: int = 0
     last_measured: Mapping[str, float] = field(default_factory=dict)
     past: Sequence[PastRound] = ()
+    projection: Projection | None = None
+    exact: ExactCosines | None = None
 
     @cached_property
     def lengths(self) -> NDArray[np.float64]:
         """Shape (num_answered,): how long each update is."""
         return to_numpy(norms(self.updates))
+
+    @cached_property
+    def mean_length(self) -> float:
+        """How long the mean update is."""
+        return float(norms(self.mean_update[None, :])[0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -217,7 +235,7 @@ class Rule(Protocol):
 def norm_measurements(evidence: Evidence) -> dict[str, float]:
     """Measure the two norms of the paper's criteria, and say over whom."""
     num_answered = len(evidence.client_ids)
-    squared_mean = float(norms(evidence.mean_update[None, :])[0]) ** 2
+    squared_mean = evidence.mean_length**2
     # E‖mean of a sample‖² = ‖mean of all‖² + sampling variance. For a sample of n out of N
     # drawn without replacement the variance is (1 − n/N) n/(n−1) Σ p_i² ‖u_i − mean‖²,
     # with p_i the normalised weights.

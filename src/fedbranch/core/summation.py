@@ -1,0 +1,376 @@
+"""Sums of weighted updates that do not depend on the order, to the last bit.
+
+Floating-point sums depend on who comes first. Sums of whole numbers do not: so every update is
+rounded to multiples of a unit that it alone determines, far below what float32 could show, and
+these are added up without any further rounding. Whoever adds them, in which order, in how many
+parts: the sum is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbranch.core.sketch import Projection
+
+__all__ = ["ExactSum", "Extent", "extents"]
+
+# Numbers per dot product in float32: so short that its rounding does not show.
+BLOCK = 1024
+# Updates are put into classes by the exponent of their strongest block, so many exponents wide.
+CLASS_WIDTH = 4
+# Units are so many powers of two below what a class can hold. The largest entry is at least
+# 1/32 of its block's length, which is less than 4 powers below that; half a unit is then less
+# than 2^-32 of the largest entry.
+UNIT_BITS = 40
+MOST_UNITS = 2.0**53  # whole numbers beyond are not all floats
+CARRY = 2.0**30  # units that are moved to the second accumulator together
+# Whole weights of up to this are applied where all of a batch is added up: eight of them times
+# 2**40 units are still exact.
+LARGEST_WHOLE_WEIGHT = 1000.0
+# Powers of two that float32 can be scaled by.
+LARGEST_SCALE = 120
+ROWS_AT_ONCE = 8
+COLUMNS_AT_ONCE = 8192
+
+
+class Extent(NamedTuple):
+    """How long updates are, and how large.
+
+    Attributes
+    ----------
+    lengths
+        Shape (n,): Euclidean lengths, to about 1e-7 of themselves. NaN or infinite if the
+        update is not finite or beyond 1e30.
+    strongest
+        Shape (n,): the length of the strongest block of 1024 numbers; the largest entry is
+        at most that, and at least 1/32 of it.
+    """
+
+    lengths: NDArray[np.float64]
+    strongest: NDArray[np.float64]
+
+
+def extents(updates: NDArray[np.float32]) -> Extent:
+    """Measure updates, shape (n, dim), each by itself, in one pass.
+
+    Examples
+    --------
+    >>> extents(np.float32([[3.0, 4.0], [0.0, 2.0**100]])).lengths == [5.0, 2.0**100]
+    array([ True,  True])
+    """
+    squares = _block_squares(updates)
+    strongest = squares.max(axis=1)
+    found = Extent(np.sqrt(squares.sum(axis=1)), np.sqrt(strongest))
+    # Squares of such numbers leave float32 or its digits; there are few such updates.
+    odd = np.flatnonzero(~((strongest > 1e-24) & (strongest < 1e36)))
+    for row in odd.tolist():
+        largest = float(np.abs(updates[row]).max())
+        if largest == 0 or not largest <= 1e31:
+            found.lengths[row] = found.strongest[row] = largest if largest == 0 else math.nan
+            continue
+        # A power of two, so that nothing is rounded.
+        scale = math.ldexp(1.0, math.frexp(largest)[1])
+        wide = updates[row].astype(np.float64) / scale
+        found.lengths[row] = scale * math.sqrt(float(np.dot(wide, wide)))
+        found.strongest[row] = scale * math.sqrt(float(_block_squares(wide[None, :]).max()))
+    return found
+
+
+def _block_squares(updates: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Give the squared length of every block, shape (n, num_blocks)."""
+    num_rows, dim = updates.shape
+    num_whole = dim // BLOCK
+    parts = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        if num_whole:
+            whole = updates[:, : num_whole * BLOCK].reshape(num_rows, num_whole, BLOCK)
+            parts.append(np.vecdot(whole, whole))
+        if dim % BLOCK:
+            rest = updates[:, num_whole * BLOCK :]
+            parts.append(np.vecdot(rest, rest)[:, None])
+    return np.concatenate(parts, axis=1).astype(np.float64)
+
+
+class _Class:
+    """The sum of updates that share a unit, in whole units: low + CARRY * high."""
+
+    def __init__(self, dim: int) -> None:
+        self.low = np.zeros(dim)
+        self.high: NDArray[np.float64] | None = None
+        self.most = 0.0  # what low cannot exceed
+
+    def make_room(self, units: float) -> None:
+        """Make sure that so many units can be added to low."""
+        assert units <= MOST_UNITS - CARRY
+        if self.most + units > MOST_UNITS:
+            self.carry()
+        self.most += units
+
+    def carry(self) -> None:
+        """Move what is large from low to high: what stays is in [-CARRY / 2, CARRY / 2)."""
+        if self.high is None:
+            self.high = np.zeros_like(self.low)
+        moved = np.floor(self.low / CARRY + 0.5)
+        self.high += moved
+        moved *= CARRY
+        self.low -= moved
+        self.most = CARRY / 2
+
+
+class ExactSum:
+    """A weighted sum of updates, to which anybody adds in any order.
+
+    Parameters
+    ----------
+    dim
+        How many numbers an update has.
+    projection
+        Sketches the updates on the way.
+
+    Notes
+    -----
+    An update whose strongest block of 1024 numbers has length s is rounded to multiples of a
+    unit, a power of two between 2**-40 and 2**-36 of s, so by less than 2**-32 of its largest
+    entry; updates of similar size share a unit. The sums of each unit are exact whole numbers,
+    held in two float64 accumulators. Only :meth:`total` rounds: it adds up the few units, the
+    smallest first. Weights that are whole numbers of up to 1000 multiply the rounded updates;
+    with others, update times weight is what is rounded.
+
+    So adding, in any order and in any batches, and merging sums are the same to the last bit.
+    Adding is for one thread at a time; several threads have a sum each, merged in the end.
+
+    Examples
+    --------
+    >>> updates = np.float32([[0.1, 1.0], [0.2, -1.0], [0.3, 1e-6]])
+    >>> forward, backward = ExactSum(2), ExactSum(2)
+    >>> _ = forward.add(updates, [1, 1, 1]), backward.add(updates[::-1], [1, 1, 1])
+    >>> forward.total().tobytes() == backward.total().tobytes()
+    True
+    """
+
+    def __init__(self, dim: int, projection: Projection | None = None) -> None:
+        if dim < 0 or (projection is not None and projection.dim != dim):
+            raise ValueError(f"dim is {dim} and the projection is {projection}; they must agree")
+        self.dim = dim
+        self.projection = projection
+        # What is added up is s_i x_i, with the projection's signs: they are applied in any case.
+        self._signs = None if projection is None else projection.signs
+        self._classes: dict[int, _Class] = {}  # by the exponent of the unit
+        self._tables: dict[int, NDArray[np.float32]] = {}
+        self._memory: tuple[NDArray[np.float32], NDArray[np.float64]] | None = None
+
+    def add(
+        self,
+        updates: NDArray[np.float32],
+        weights: NDArray[np.float64] | list[float],
+        extent: Extent | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Add updates, shape (n, dim), finite, each times its weight, shape (n,), positive.
+
+        Returns
+        -------
+        NDArray or None
+            The updates' sketches, shape (n, size), as :meth:`Projection.of` gives them; None
+            without a projection.
+        """
+        if updates.dtype != np.float32 or updates.ndim != 2 or updates.shape[1] != self.dim:
+            raise ValueError(
+                f"updates have shape {updates.shape} and dtype {updates.dtype}; add float32 of "
+                f"shape (n, {self.dim})"
+            )
+        factors = np.asarray(weights, dtype=np.float64)
+        if factors.shape != (len(updates),):
+            raise ValueError(f"there are {len(factors)} weights for {len(updates)} updates")
+        extent = extents(updates) if extent is None else extent
+        sketches = None
+        if self.projection is not None:
+            sketches = np.zeros((len(updates), self.projection.size), dtype=np.float32)
+        batches: dict[int, list[int]] = {}
+        for row, (weight, strongest) in enumerate(
+            zip(factors.tolist(), extent.strongest.tolist(), strict=True)
+        ):
+            if not (math.isfinite(strongest) and 0 <= weight < math.inf):
+                raise ValueError(
+                    f"update {row} has weight {weight} and a block of length {strongest}; only "
+                    "finite ones can be added"
+                )
+            unit = _unit(strongest)
+            if (
+                weight <= LARGEST_WHOLE_WEIGHT
+                and weight == int(weight)
+                and abs(unit) <= LARGEST_SCALE
+            ):
+                batches.setdefault(unit, []).append(row)
+                continue
+            self._add_weighted(updates[row], weight, strongest)
+            if self.projection is not None and sketches is not None:
+                sketches[row] = self.projection.of(updates[row : row + 1])[0]
+        for unit, rows in batches.items():
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                at_once = rows[start : start + ROWS_AT_ONCE]
+                # No entry is larger than its block is long, as far as float32 can tell.
+                most = 1.001 * factors[at_once] * extent.strongest[at_once]
+                self._of_unit(unit).make_room(float(np.ldexp(most, -unit).sum()))
+                self._add_whole(updates, at_once, factors[at_once], unit, sketches)
+        return sketches
+
+    def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
+        """Add one update, rounded after it was multiplied."""
+        unit = _unit(strongest * weight)
+        of_unit = self._of_unit(unit)
+        of_unit.make_room(2.0**UNIT_BITS)
+        for columns in _chunks(self.dim, COLUMNS_AT_ONCE):
+            wide = update[columns].astype(np.float64)
+            wide *= weight
+            if self._signs is not None:
+                wide *= self._signs[columns]
+            np.ldexp(wide, -unit, out=wide)
+            np.rint(wide, out=wide)
+            of_unit.low[columns] += wide
+
+    def _add_whole(
+        self,
+        updates: NDArray[np.float32],
+        rows: list[int],
+        weights: NDArray[np.float64],
+        unit: int,
+        sketches: NDArray[np.float32] | None,
+    ) -> None:
+        """Add some updates of one unit, with whole weights, and sketch them."""
+        of_unit = self._of_unit(unit)
+        table = self._table(unit)
+        first, end = rows[0], rows[-1] + 1
+        together = updates[first:end] if end - first == len(rows) else None
+        projection = self.projection
+        width = COLUMNS_AT_ONCE
+        if projection is not None:
+            folded = projection.begin(len(rows))
+            width = projection.block_width
+        scaled, wide = self._buffers(width)
+        for columns in _chunks(self.dim, width):
+            num_columns = columns.stop - columns.start
+            part, exact = scaled[: len(rows), :num_columns], wide[: len(rows), :num_columns]
+            if together is not None:
+                np.multiply(together[:, columns], table[columns], out=part)
+            else:
+                for place, row in enumerate(rows):
+                    np.multiply(updates[row, columns], table[columns], out=part[place])
+            if projection is not None:
+                projection.fold(folded, part, columns.start // width)
+            np.rint(part, out=part)
+            np.copyto(exact, part)
+            low = of_unit.low[columns]
+            np.add(low, np.dot(weights, exact), out=low)
+        if projection is not None:
+            assert sketches is not None
+            sketches[rows] = np.ldexp(projection.end(folded), unit)
+
+    def _of_unit(self, unit: int) -> _Class:
+        if unit not in self._classes:
+            self._classes[unit] = _Class(self.dim)
+        return self._classes[unit]
+
+    def _table(self, unit: int) -> NDArray[np.float32]:
+        """Give what turns an update into signed units."""
+        if unit not in self._tables:
+            signs = np.ones(self.dim, np.float32) if self._signs is None else self._signs
+            self._tables[unit] = np.ldexp(signs, -unit)
+        return self._tables[unit]
+
+    def _buffers(self, width: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        if self._memory is None or self._memory[0].shape[1] != width:
+            shape = (ROWS_AT_ONCE, width)
+            self._memory = np.empty(shape, np.float32), np.empty(shape)
+        return self._memory
+
+    def merge(self, other: ExactSum) -> None:
+        """Add everything that another sum, of the same length and projection, holds."""
+        if (other.dim, other.projection) != (self.dim, self.projection):
+            raise ValueError(
+                f"a sum of {other.dim} numbers with {other.projection} cannot be merged into one "
+                f"of {self.dim} with {self.projection}"
+            )
+        for unit, theirs in other._classes.items():
+            ours = self._of_unit(unit)
+            if theirs.most > MOST_UNITS / 2:
+                theirs.carry()
+            ours.make_room(theirs.most)
+            ours.low += theirs.low
+            if theirs.high is not None:
+                ours.high = theirs.high.copy() if ours.high is None else ours.high + theirs.high
+
+    def total(self) -> NDArray[np.float64]:
+        """Give the sum, shape (dim,), rounded for the first time."""
+        total = np.zeros(self.dim)
+        for _, unit, low, high in self._canonical():
+            total += np.ldexp(high * CARRY + low, unit)
+        return total
+
+    def _canonical(
+        self,
+    ) -> Iterator[tuple[str, int, NDArray[np.float64], NDArray[np.float64]]]:
+        """Go through the units, in the one form that does not show how it came to be."""
+        for unit, of_unit in sorted(self._classes.items()):
+            of_unit.carry()
+            assert of_unit.high is not None
+            low, high = of_unit.low, of_unit.high
+            if self._signs is not None:
+                # Half of CARRY has two forms with the same absolute value; only one is kept.
+                low, high = low * self._signs, high * self._signs
+                moved = low == CARRY / 2
+                low, high = np.where(moved, -low, low), high + moved
+            yield f"unit{unit:+05d}", unit, low + 0.0, high + 0.0
+
+    # Files
+
+    def to_tensors(self, prefix: str = "") -> dict[str, NDArray[np.float64]]:
+        """Describe the sum as arrays by name, for a checkpoint; the projection is not in it."""
+        return {
+            f"{prefix}{name}": np.stack([low, high]) for name, _, low, high in self._canonical()
+        }
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: Mapping[str, NDArray[np.float64]],
+        dim: int,
+        projection: Projection | None = None,
+        prefix: str = "",
+    ) -> ExactSum:
+        """Rebuild a sum from what :meth:`to_tensors` gave.
+
+        Raises
+        ------
+        ValueError
+            If the arrays cannot be those of a sum.
+        """
+        rebuilt = cls(dim, projection)
+        for name, parts in tensors.items():
+            if not name.startswith(f"{prefix}unit"):
+                continue
+            unit = int(name.removeprefix(f"{prefix}unit"))
+            if parts.shape != (2, dim) or parts.dtype != np.float64 or abs(unit) > 1000:
+                raise ValueError(f"the sum {name} has shape {parts.shape} and dtype {parts.dtype}")
+            if (parts != np.rint(parts)).any() or (np.abs(parts[0]) > CARRY / 2).any():
+                raise ValueError(f"the sum {name} does not hold whole units")
+            of_unit = rebuilt._of_unit(unit)
+            signs = 1.0 if rebuilt._signs is None else rebuilt._signs
+            of_unit.low, of_unit.high, of_unit.most = parts[0] * signs, parts[1] * signs, CARRY / 2
+        return rebuilt
+
+
+def _unit(strongest: float) -> int:
+    """Give the exponent of the unit for updates with a strongest block of this length."""
+    exponent = math.frexp(strongest)[1]
+    top = -(-exponent // CLASS_WIDTH) * CLASS_WIDTH  # strongest < 2**top
+    return top - UNIT_BITS
+
+
+def _chunks(dim: int, width: int) -> Iterator[slice]:
+    for start in range(0, dim, width):
+        yield slice(start, min(start + width, dim))

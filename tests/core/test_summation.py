@@ -1,0 +1,244 @@
+"""Exact sums: the same bits in any order, and how little an update is rounded."""
+
+import math
+import threading
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbranch.core.geometry import norms, weighted_mean
+from fedbranch.core.sketch import Projection
+from fedbranch.core.summation import CARRY, ExactSum, extents
+
+
+def some_updates(num, dim, seed=0, spread=3.0):
+    """Updates of very different sizes, some entries of which are tiny or zero."""
+    rng = np.random.default_rng(seed)
+    sizes = 10.0 ** rng.uniform(-spread, spread, size=(num, 1))
+    updates = sizes * rng.standard_t(2, size=(num, dim))
+    updates[rng.random((num, dim)) < 0.2] *= 1e-9
+    updates[rng.random((num, dim)) < 0.1] = 0
+    updates[:, 0] = sizes[:, 0]
+    return updates.astype(np.float32)
+
+
+def state_of(total):
+    return {name: array.tobytes() for name, array in total.to_tensors().items()}
+
+
+def exact_sum(updates, weights, column):
+    terms = zip(updates[:, column].tolist(), np.asarray(weights).tolist(), strict=True)
+    return sum((Fraction(x) * Fraction(w) for x, w in terms), Fraction(0))
+
+
+# The same in any order
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 60), st.booleans(), st.booleans())
+def test_order_and_batches_change_no_bit(seed, num, dim, is_whole, is_sketched):
+    rng = np.random.default_rng(seed)
+    updates = some_updates(num, dim, seed)
+    weights = rng.integers(1, 2000, num) if is_whole else rng.uniform(0.01, 3000, num)
+    projection = Projection(dim=dim, size=16) if is_sketched else None
+    at_once, one_by_one = ExactSum(dim, projection), ExactSum(dim, projection)
+
+    at_once.add(updates, weights)
+    for row in rng.permutation(num):
+        one_by_one.add(updates[row : row + 1], weights[row : row + 1])
+
+    assert state_of(at_once) == state_of(one_by_one)
+    assert at_once.total().tobytes() == one_by_one.total().tobytes()
+
+
+def test_parts_of_several_threads_merge_to_the_same_bits():
+    updates, weights = some_updates(120, 3000), np.random.default_rng(1).integers(1, 900, 120)
+    alone = ExactSum(3000)
+    alone.add(updates, weights)
+    parts = [ExactSum(3000) for _ in range(3)]
+
+    def add(number):
+        for row in range(number, 120, 3):
+            parts[number].add(updates[row : row + 1], weights[row : row + 1])
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    merged = ExactSum(3000)
+    for part in reversed(parts):
+        merged.merge(part)
+
+    assert state_of(merged) == state_of(alone)
+
+
+def test_many_large_terms_do_not_lose_what_is_small():
+    # So many that one accumulator alone would have to round.
+    dim, updates = 3, np.float32([[1.0, 1.0, 2.0**-30]])
+    total = ExactSum(dim)
+    for _ in range(40):
+        total.add(np.repeat(updates, 8, axis=0), np.full(8, 1000.0))
+
+    np.testing.assert_array_equal(total.total(), 40 * 8 * 1000 * updates[0].astype(np.float64))
+    (tensors,) = total.to_tensors().values()
+    assert np.abs(tensors[0]).max() <= CARRY / 2
+
+
+@pytest.mark.parametrize("is_sketched", [False, True])
+def test_it_is_kept_in_files_and_goes_on(is_sketched):
+    updates, weights = some_updates(60, 500), np.random.default_rng(1).uniform(1, 9, 60)
+    projection = Projection(dim=500, size=16) if is_sketched else None
+    whole, first = ExactSum(500, projection), ExactSum(500, projection)
+    whole.add(updates, weights)
+    first.add(updates[:30], weights[:30])
+
+    kept = {name: array.copy() for name, array in first.to_tensors("sum-").items()}
+    again = ExactSum.from_tensors(kept, 500, projection, prefix="sum-")
+    again.add(updates[30:], weights[30:])
+
+    assert state_of(again) == state_of(whole)
+
+
+def test_signs_of_a_projection_do_not_show():
+    updates, weights = some_updates(50, 700), np.arange(1.0, 51.0)
+    plain, sketching = ExactSum(700), ExactSum(700, Projection(dim=700, size=32, seed=4))
+
+    plain.add(updates, weights)
+    sketching.add(updates, weights)
+
+    assert state_of(plain) == state_of(sketching)
+
+
+# How little is rounded
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_update_is_rounded_by_less_than_its_largest_entry_shows(seed, whole):
+    rng = np.random.default_rng(seed)
+    updates = some_updates(30, 2500, seed)
+    weights = rng.integers(1, 1000, 30) if whole else rng.uniform(1e-3, 1e5, 30)
+    total = ExactSum(2500)
+
+    total.add(updates, weights)
+
+    found = total.total()
+    allowed = sum(
+        Fraction(float(np.abs(row).max())) * Fraction(float(weight)) / 2**32
+        for row, weight in zip(updates, weights, strict=True)
+    )
+    for column in range(0, 2500, 7):
+        exact = exact_sum(updates, weights, column)
+        # Adding up the few units rounds once more, in float64.
+        rounding = abs(exact) / 2**50 + allowed
+        assert abs(Fraction(float(found[column])) - exact) <= rounding
+
+
+def test_a_mean_is_that_of_geometry_but_for_the_last_bit():
+    updates, weights = some_updates(200, 2000, spread=0.5), np.arange(1.0, 201.0)
+    total = ExactSum(2000)
+    total.add(updates, weights)
+
+    mean = total.total() / weights.sum()
+
+    np.testing.assert_allclose(mean, weighted_mean(updates, weights), rtol=2e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [1e-38, 1e-30, 1e-20, 1.0, 1e20, 1e30])
+@pytest.mark.parametrize("weight", [1.0, 0.3, 1e9])
+def test_all_sizes_that_float32_has_can_be_added(value, weight):
+    updates = np.float32([[value, -value / 2, 0.0]])
+    total = ExactSum(3)
+
+    total.add(updates, [weight])
+
+    np.testing.assert_allclose(total.total(), updates[0].astype(np.float64) * weight, rtol=2**-31)
+
+
+def test_nothing_adds_up_to_zero():
+    assert ExactSum(4).total().tolist() == [0.0] * 4
+    assert ExactSum(4).to_tensors() == {}
+    zero = ExactSum(4)
+    zero.add(np.zeros((1, 4), np.float32), [1.0])
+    assert zero.total().tolist() == [0.0] * 4
+
+
+# Sketches and lengths on the way
+
+
+@pytest.mark.parametrize("dim", [10, 500, 20_000])
+@pytest.mark.parametrize("whole", [True, False])
+def test_sketches_are_those_of_the_projection(dim, whole):
+    updates = some_updates(21, dim)
+    projection = Projection(dim=dim, size=64, seed=2)
+    weights = np.full(21, 3.0 if whole else 3.5)
+
+    sketches = ExactSum(dim, projection).add(updates, weights)
+
+    assert sketches.tobytes() == projection.of(updates).tobytes()
+
+
+@pytest.mark.parametrize("dim", [1, 1000, 1024, 5000])
+def test_lengths_are_right_and_the_strongest_block_bounds_the_largest_entry(dim):
+    updates = some_updates(40, dim, spread=15)
+    found = extents(updates)
+
+    np.testing.assert_allclose(found.lengths, norms(updates), rtol=1e-6)
+    largest = np.abs(updates).max(axis=1)
+    assert (largest <= found.strongest * (1 + 1e-6)).all()
+    assert (largest >= found.strongest / 32.1).all()
+
+
+def test_lengths_of_rows_do_not_depend_on_what_is_beside_them():
+    updates = some_updates(9, 5000)
+
+    alone = np.concatenate([extents(row[None, :]).lengths for row in updates])
+
+    assert alone.tobytes() == extents(updates).lengths.tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_has_no_length(bad):
+    updates = np.ones((2, 3000), np.float32)
+    updates[1, 2999] = bad
+
+    found = extents(updates)
+
+    assert math.isfinite(found.lengths[0])
+    assert math.isnan(found.lengths[1])
+
+
+# What is refused
+
+
+def test_what_cannot_be_added_is_refused():
+    total = ExactSum(3)
+    with pytest.raises(ValueError, match=r"shape \(1, 2\) and dtype float32; add float32 of shape"):
+        total.add(np.zeros((1, 2), np.float32), [1.0])
+    with pytest.raises(ValueError, match="dtype float64"):
+        total.add(np.zeros((1, 3)), [1.0])
+    with pytest.raises(ValueError, match="2 weights for 1 updates"):
+        total.add(np.zeros((1, 3), np.float32), [1.0, 2.0])
+    with pytest.raises(ValueError, match="update 0 has weight nan"):
+        total.add(np.ones((1, 3), np.float32), [math.nan])
+    with pytest.raises(ValueError, match=r"update 0 has weight 1\.0 and a block of length nan"):
+        total.add(np.float32([[1, np.nan, 1]]), [1.0])
+
+
+def test_other_sums_are_not_merged():
+    with pytest.raises(ValueError, match="a sum of 4 numbers"):
+        ExactSum(3).merge(ExactSum(4))
+    with pytest.raises(ValueError, match="must agree"):
+        ExactSum(3, Projection(dim=4, size=16))
+
+
+@pytest.mark.parametrize(
+    "parts", [np.zeros((2, 4)), np.zeros((2, 3), np.float32), np.full((2, 3), 0.5)]
+)
+def test_damaged_sums_are_refused(parts):
+    with pytest.raises(ValueError, match="the sum"):
+        ExactSum.from_tensors({"unit-0040": parts}, 3)
