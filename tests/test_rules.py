@@ -1,7 +1,19 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fedbranch import DamagedFile, Evidence, NeverSplit, Thresholds, weighted_mean
+from fedbranch import (
+    DamagedFile,
+    Evidence,
+    NeverSplit,
+    Thresholds,
+    bipartition,
+    cosine_similarity,
+    weighted_mean,
+)
+from fedbranch.core.refine import cosines_of_pairs
+from fedbranch.core.sketch import Projection
 from fedbranch.rules import rule_from_state, rule_to_state
 
 
@@ -198,3 +210,78 @@ def test_a_users_own_rule_must_be_passed_again():
 
     with pytest.raises(DamagedFile, match="'Mine' is not part of fedbranch"):
         rule_from_state(rule_to_state(Mine()))
+
+
+def sketched(whole, *, seed=0, size=256, is_kept=True):
+    """Give the evidence of sketches, and the pairs that are then compared in full."""
+    asked = []
+
+    def exact(a_rows, b_rows):
+        asked.extend(zip(a_rows.tolist(), b_rows.tolist(), strict=True))
+        return cosines_of_pairs(whole.updates, a_rows, b_rows)
+
+    projection = Projection(dim=whole.updates.shape[1], size=size, seed=seed)
+    found = replace(
+        whole,
+        updates=projection.of(whole.updates),
+        mean_update=projection.of(whole.mean_update[None, :])[0],
+        projection=projection,
+        exact=exact if is_kept else None,
+    )
+    found.__dict__["lengths"] = whole.lengths
+    found.__dict__["mean_length"] = whole.mean_length
+    return found, asked
+
+
+def planted(seed, num_groups, noise, num_clients=40, dim=4000):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(num_groups, dim))
+    centres -= centres.mean(axis=0)
+    groups = np.arange(num_clients) % num_groups
+    return evidence(centres[groups] + noise * rng.normal(size=(num_clients, dim)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("num_groups", "noise"), [(2, 0.3), (2, 1.5), (3, 0.5), (4, 1.0), (8, 0.5)]
+)
+@pytest.mark.parametrize("gamma_max", [0.3, 0.7, 0.75])
+def test_sketches_decide_as_whole_updates_do(seed, num_groups, noise, gamma_max):
+    whole = planted(seed, num_groups, noise)
+    rule = Thresholds(eps_mean=40, eps_max=20, gamma_max=gamma_max)
+
+    by_whole = rule.examine(whole)
+    by_sketches = rule.examine(sketched(whole, seed=seed)[0])
+
+    assert by_sketches.verdict == by_whole.verdict
+    assert by_sketches.groups == by_whole.groups
+
+
+def test_a_clear_split_is_made_by_sketches_alone():
+    found, asked = sketched(planted(0, 2, 0.3), size=1024)
+
+    decision = Thresholds(eps_mean=40, eps_max=20, gamma_max=0.5).examine(found)
+
+    assert decision.verdict == "split"
+    assert asked == []
+    assert 0 < decision.measurements["similarity_error"] < 0.2
+
+
+def test_where_sketches_leave_it_open_pairs_are_compared_in_full():
+    whole = planted(0, 4, 0.5)
+    found, asked = sketched(whole)
+
+    decision = Thresholds(eps_mean=40, eps_max=20, gamma_max=0.5).examine(found)
+
+    exact = bipartition(cosine_similarity(whole.updates)).cross_similarity
+    assert decision.measurements["cross_similarity"] == pytest.approx(exact, abs=1e-6)
+    assert decision.measurements["num_compared_in_full"] == len(asked) > 0
+
+
+def test_sketches_of_updates_that_are_gone_decide_alone():
+    found, asked = sketched(planted(0, 4, 0.5), size=2048, is_kept=False)
+
+    decision = Thresholds(eps_mean=40, eps_max=20, gamma_max=0.5).examine(found)
+
+    assert decision.verdict == "split"
+    assert asked == []

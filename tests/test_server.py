@@ -944,7 +944,6 @@ def test_a_server_that_compares_short_signals_goes_on_after_loading(tmp_path, st
     assert fingerprint(resumed) == fingerprint(undisturbed)
 
 
-
 def test_newcomers_that_come_together_are_routed_as_alone_and_in_any_order():
     def routed(order):
         clients = QuadraticClients(num_groups=3, clients_per_group=6, seed=1)

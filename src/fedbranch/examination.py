@@ -16,7 +16,8 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
-from fedbranch.core.geometry import Array, norms, take_rows, to_numpy
+from fedbranch.core.geometry import Array, norms, to_numpy
+from fedbranch.core.refine import cosines_of_pairs
 from fedbranch.core.sketch import Projection
 from fedbranch.files import JSON
 from fedbranch.guard import REPLIES_TO_COMPARE, Guard
@@ -35,7 +36,6 @@ from fedbranch.tree import Node, Vector, read_only
 __all__ = ["Aggregate", "Case", "Outcome", "Weighting", "examine", "proposed_trials"]
 
 _CAN_ASK = [("train", "halves"), ("hold", "losses")]
-PAIRS_AT_ONCE, COLUMNS_AT_ONCE = 64, 16384
 
 Aggregate = Callable[[Array, Array], Array]
 Weighting = Literal["examples", "equal"]
@@ -241,7 +241,7 @@ def examine(
         if means is None:
             whole = _frozen(stacked(ordered, "whole"))
             mean = _aggregated(aggregate, whole, weights, guard, lengths)
-            exact = partial(_exact_cosines, whole, lengths)
+            exact = partial(cosines_of_pairs, whole)
         else:
             mean = means.compared
         shown_mean = _beside(compared, projection.of(mean[None, :])[0])
@@ -386,30 +386,6 @@ def _usual_lengths(replies: Collection[Reply]) -> dict[str, float]:
         return {}
     medians = np.median(np.stack(measured), axis=0)
     return dict(zip(("update", "signal", "buffers"), medians.tolist(), strict=True))
-
-
-def _exact_cosines(
-    whole: Array,
-    lengths: NDArray[np.float64],
-    rows_a: Sequence[int],
-    rows_b: Sequence[int],
-) -> NDArray[np.float64]:
-    """Compare updates in full, pair by pair: shape (n,)."""
-    xp = array_namespace(whole)
-    cosines = np.zeros(len(rows_a))
-    for start in range(0, len(rows_a), PAIRS_AT_ONCE):
-        some = slice(start, start + PAIRS_AT_ONCE)
-        a, b = (list(map(int, rows[some])) for rows in (rows_a, rows_b))
-        products = xp.zeros(len(a), dtype=xp.float64, device=device(whole))
-        for first in range(0, int(whole.shape[1]), COLUMNS_AT_ONCE):
-            columns = whole[:, first : first + COLUMNS_AT_ONCE]
-            products += xp.sum(
-                xp.astype(take_rows(columns, a), xp.float64) * take_rows(columns, b), axis=1
-            )
-        scale = lengths[a] * lengths[b]
-        cosines[some] = np.divide(to_numpy(products), scale, out=np.zeros(len(a)), where=scale > 0)
-    clipped: NDArray[np.float64] = np.clip(cosines, -1.0, 1.0)
-    return clipped
 
 
 def _aggregated(

@@ -156,9 +156,8 @@ class _Forest:
         for start, block in _blocks(updates, num_first, self._most_entries):
             self._add(start, block)
         self._join(int(updates.shape[0]))
-        one = np.ones((), dtype=self._tree.similarities.dtype)
         return Hierarchy(
-            edge_rows=self._tree.rows, similarities=np.minimum(self._tree.similarities, one)
+            edge_rows=self._tree.rows, similarities=np.clip(self._tree.similarities, -1, 1)
         )
 
     def _add(self, start: int, block: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.core.geometry import Array, norms, to_numpy
+from fedbranch.core.refine import PairCosines
 from fedbranch.core.sketch import Projection
 
 __all__ = [
     "Asks",
     "Decision",
     "Evidence",
-    "ExactCosines",
     "Groups",
     "PastRound",
     "Review",
@@ -30,7 +30,6 @@ __all__ = [
 Verdict = Literal["train", "hold", "split", "keep", "merge"]
 Asks = Literal["nothing", "halves", "losses"]
 Groups = tuple[tuple[str, ...], ...]
-ExactCosines = Callable[[Sequence[int], Sequence[int]], NDArray[np.float64]]
 
 
 class PastRound(NamedTuple):
@@ -103,7 +102,7 @@ class Evidence:
         ``mean_length`` are those of the updates in full.
     exact
         Where there are sketches and the updates are still there as well: maps two equally
-        long sequences of rows, shape (n,) each, to the cosines of the updates in full, shape
+        long arrays of rows, shape (n,) each, to the cosines of the updates in full, shape
         (n,), pair by pair.
     """
 
@@ -131,7 +130,7 @@ class Evidence:
     last_measured: Mapping[str, float] = field(default_factory=dict)
     past: Sequence[PastRound] = ()
     projection: Projection | None = None
-    exact: ExactCosines | None = None
+    exact: PairCosines | None = None
 
     @cached_property
     def lengths(self) -> NDArray[np.float64]:

@@ -6,11 +6,16 @@ import math
 import operator
 from dataclasses import dataclass
 
+from fedbranch.core.bipartition import Bipartition
 from fedbranch.core.forest import hierarchy_of
+from fedbranch.core.geometry import cosine_similarity, to_numpy
+from fedbranch.core.refine import likely_error, parts_of, refined
 from fedbranch.core.theory import tolerated_noise
 from fedbranch.rules.evidence import Decision, Evidence, Groups, Verdict, norm_measurements
 
 __all__ = ["NeverSplit", "Thresholds"]
+
+MOST_REFINED = 16_384  # clients, whose sketches' similarities fit into memory
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,10 @@ class Thresholds:
     explains is subtracted before the comparison with ε1. With full participation it is 0.
     It cannot be told from a single answer: a cluster of which only one client answers in
     every round hardly ever looks stationary.
+
+    From sketches the cut and its cross-similarity are known with an error. Where that leaves
+    open which cut is the smallest, or whether γ_max accepts it, the pairs of updates that may
+    decide are compared in full, if the server keeps them.
 
     Examples
     --------
@@ -144,7 +153,7 @@ class Thresholds:
                 )
             return decide("hold", f"looks stationary and stands still for the others: {waiting}")
 
-        split = hierarchy_of(evidence.updates).bipartition()
+        split = self._smallest_cut(evidence, measured)
         measured["cross_similarity"] = split.cross_similarity
         measured["tolerated_noise"] = tolerated_noise(split.cross_similarity)
         if measured["tolerated_noise"] <= self.gamma_max:
@@ -170,3 +179,27 @@ class Thresholds:
             f"{measured['tolerated_noise']:.3f} > {self.gamma_max:g}",
             groups=tuple(tuple(evidence.client_ids[row] for row in rows) for rows in sides),
         )
+
+    def _smallest_cut(self, evidence: Evidence, measured: dict[str, float]) -> Bipartition:
+        """Find the optimal bipartition; from sketches, as far as they cannot tell, by more."""
+        merges = hierarchy_of(evidence.updates)
+        split = merges.bipartition()
+        num_clients = merges.num_clients
+        if evidence.projection is None:
+            return split
+        error = likely_error(evidence.projection, num_clients)
+        measured["similarity_error"] = error
+        weakest, strongest = (
+            tolerated_noise(min(1.0, max(-1.0, split.cross_similarity + sign * error)))
+            for sign in (1, -1)
+        )
+        parts = parts_of(merges, error)
+        is_clear = parts.num_parts == 2 and weakest > self.gamma_max
+        is_out_of_question = strongest <= self.gamma_max
+        too_many = num_clients > MOST_REFINED
+        if is_clear or is_out_of_question or evidence.exact is None or too_many:
+            return split
+        similarity = to_numpy(cosine_similarity(evidence.updates))
+        split, num_compared = refined(similarity, parts, error, evidence.exact)
+        measured["num_compared_in_full"] = num_compared
+        return split
