@@ -76,14 +76,7 @@ def measured(case: str, options: argparse.Namespace) -> dict:
         return {"case": case} | stream(num_clients=100_000, dim=10_000, size=1024)
     if case in ("clients", "parameters"):
         return {"case": case} | growth(case, options.repeats)
-    # These are programs of their own as well.
-    if case == "ingest":
-        import ingest
-
-        return {"case": case} | ingest.measure()
-    import population
-
-    return {"case": case} | population.measure()
+    return {"case": case} | (ingest_beside_flower() if case == "ingest" else populations())
 
 
 # Similarities and split
@@ -216,6 +209,41 @@ def half_product(updates: np.ndarray | torch.Tensor, num_rows: int) -> None:
     """Multiply every block of rows with itself and all rows before it: half of U @ U.T."""
     for start in range(0, len(updates), num_rows):
         updates[start : start + num_rows] @ updates[: start + num_rows].T
+
+
+# Parts that are programs of their own as well
+
+
+def ingest_beside_flower() -> dict:
+    """Check, add up and sketch replies as they come, beside Flower's FedAvg."""
+    import ingest
+
+    return ingest.measure()
+
+
+def populations() -> dict:
+    """Play rounds, save and load with ever more known clients, of whom as many take part."""
+    import population
+
+    found = population.measure()
+    smallest, largest = found["cases"][0], found["cases"][-1]
+    what = {"a round": "round s", "a save": "save s", "a load": "load s"}
+    ratios = {
+        f"{name} at {largest['known']:,} known, times": largest[key] / smallest[key]
+        for name, key in list(what.items())[:2]
+    }
+    return {
+        "about": f"{found['active']:,} clients take part, of {smallest['known']:,} to "
+        f"{largest['known']:,} known",
+        "seconds": {
+            f"{name}, {case['known']:,} known": case[key]
+            for name, key in what.items()
+            for case in found["cases"]
+        },
+        **ratios,
+        "bytes per known client": largest["bytes per known client"],
+        "must reach": {name: ["at most", 1.5] for name in ratios},
+    }
 
 
 # Growth

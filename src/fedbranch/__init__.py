@@ -32,6 +32,7 @@ from fedbranch.errors import (
     UsingPreviousState,
 )
 from fedbranch.guard import Guard
+from fedbranch.intake import Intake
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
 from fedbranch.records import RoundRecord, Routing
 from fedbranch.rules import AutoRule, Decision, Evidence, NeverSplit, Review, Rule, Thresholds
@@ -61,6 +62,7 @@ __all__ = [
     "Guard",
     "Hierarchy",
     "InMemory",
+    "Intake",
     "InvalidExperiment",
     "InvalidUpdate",
     "LocalTraining",

@@ -112,6 +112,8 @@ class Edge(Mapping[str, Vector]):
         How long the updates themselves were.
     is_ours
         Whether the file goes when the edge goes.
+    read
+        What the updates were read from, if they lie in a checkpoint already.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Edge(Mapping[str, Vector]):
         *,
         dim: int = 0,
         is_ours: bool = False,
+        read: Tensors | None = None,
     ) -> None:
         self.dim = dim
         self._row_of = {client_id: row for row, client_id in enumerate(client_ids)}
@@ -134,7 +137,7 @@ class Edge(Mapping[str, Vector]):
             matrix = np.zeros((0, dim), dtype=np.float32) if updates is None else updates.view()
             matrix.flags.writeable = False
             self._matrix = matrix
-            self._tensors = LastingTensors(lambda: {NAME: matrix})
+            self._tensors = LastingTensors(lambda: {NAME: matrix}, read=read)
         if self._matrix.ndim != 2 or len(self._matrix) != len(self._row_of):
             raise ValueError(
                 f"{len(self._row_of)} clients have cached updates of shape {self._matrix.shape}"
@@ -381,7 +384,7 @@ def restored_edge(
         edge = keep(cache, dict(zip(client_ids, matrix, strict=True)))
     else:
         whole = np.array(matrix) if isinstance(tensors, MappedTensors) else matrix
-        edge = Edge(client_ids, whole, dim=dim)
+        edge = Edge(client_ids, whole, dim=dim, read=tensors)
     if edge.num_kept != num_kept(cache, dim):
         raise ValueError(
             f"cached updates of length {dim} have {edge.num_kept} numbers instead of "
