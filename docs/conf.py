@@ -53,6 +53,7 @@ nitpick_ignore_regex = [
     # Aliases and classes in signatures that nobody has to know in order to call something.
     (r"py:class", r"(fedbranch\..*)?(JSON|Weighting|Aggregate|EngineName|EngineChoice|BeforeSend)"),
     (r"py:class", r"(fedbranch\..*)?(Population|Pairs|Reply|LastingTensors|Layout|Orthonormal)"),
+    (r"py:class", r"(fedbranch\..*)?(EdgeCache|MappedTensors|PairCosines|Situation|Sums)"),
     (r"py:class", r"(fedbranch\..*)?(Array|Rows|Partition|PartName|Kind|Verdict|Evaluation)"),
     # Modules behind the public ones have no page.
     (r"py:mod", r"fedbranch\..*"),
@@ -65,6 +66,9 @@ PUBLIC_MODULES = [
     "fedbranch.core.structure",
     "fedbranch.core.theory",
     "fedbranch.core.robust",
+    "fedbranch.core.sketch",
+    "fedbranch.core.refine",
+    "fedbranch.core.summation",
     "fedbranch.data",
     "fedbranch.data.sources",
     "fedbranch.data.text",

@@ -175,7 +175,7 @@ class ExactSum:
         Returns
         -------
         NDArray or None
-            The updates' sketches, shape (n, size), as :meth:`Projection.of` gives them; None
+            The updates' sketches, shape (n, size), as :meth:`fedbranch.core.sketch.Projection.of` gives them; None
             without a projection.
         """
         if updates.dtype != np.float32 or updates.ndim != 2 or updates.shape[1] != self.dim:
