@@ -259,7 +259,7 @@ class Intake:
     ) -> dict[str, str]:
         guard = self._situation.guard
         case = self._situation.cases.get(node_id)
-        if guard is None or case is None:
+        if guard is None or case is None or not case.usual:
             return {}
         found = {}
         for client_id, own in zip(client_ids, lengths.tolist(), strict=True):
@@ -331,7 +331,7 @@ class Intake:
         compared = vectors if signals is None else signals
         is_long = [
             row
-            for row in now
+            for row in (now if self._knows_usual(node_id) else ())
             if self._shortening(
                 "signal" if signals is not None else "update", lengths[row, 1], node_id
             )
@@ -384,6 +384,10 @@ class Intake:
         if guard is None or case is None:
             return 1.0
         return guard.shortening(length, case.usual.get(name, 0.0))
+
+    def _knows_usual(self, node_id: int) -> bool:
+        case = self._situation.cases.get(node_id)
+        return case is not None and bool(case.usual)
 
     def _before(self, node_id: int) -> Sums | None:
         """Give what a leaf that stands still has of earlier rounds."""

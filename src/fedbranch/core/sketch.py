@@ -207,8 +207,7 @@ class Projection:
 
     def begin(self, num_rows: int, like: Array | None = None) -> Array:
         """Begin the sketches of so many updates, in memory like that of an array."""
-        # Twice as wide, so that a block need not be cut where it is rolled around the end.
-        shape = (num_rows, 2 * self.block_width)
+        shape = (num_rows, self.block_width)
         if like is None:
             return np.zeros(shape, dtype=np.float32)
         xp = array_namespace(like)
@@ -217,18 +216,16 @@ class Projection:
 
     def fold(self, folded: Array, part: Array, block: int) -> None:
         """Add a block of columns, which have their signs already, to what was begun."""
-        shift = self._shifts[0][block]
-        folded[:, shift : shift + part.shape[1]] += part
+        _add_rolled(folded, part, self._shifts[0][block])
 
     def end(self, folded: Array) -> Array:
         """Give the sketches, when all blocks were added."""
-        width = self.block_width
-        sketches = folded[:, :width] + folded[:, width:]
+        sketches = folded
         for narrower, shifts in zip(self._widths[1:], self._shifts[1:], strict=True):
-            sums = array_namespace(sketches).zeros_like(sketches[:, : 2 * narrower])
+            sums = array_namespace(sketches).zeros_like(sketches[:, :narrower])
             for shift, columns in zip(shifts, _slices(sketches.shape[1], narrower), strict=True):
-                sums[:, shift : shift + narrower] += sketches[:, columns]
-            sketches = sums[:, :narrower] + sums[:, narrower:]
+                _add_rolled(sums, sketches[:, columns], shift)
+            sketches = sums
         return sketches
 
     # How far it is off
@@ -291,6 +288,14 @@ class Projection:
             shifts.append(tuple((raw % np.uint64(width)).tolist()))
             num_before = width
         return tuple(shifts)
+
+
+def _add_rolled(sums: Array, part: Array, shift: int) -> None:
+    """Add columns to those that begin at a shift, and around the end."""
+    before_end = min(part.shape[1], sums.shape[1] - shift)
+    sums[:, shift : shift + before_end] += part[:, :before_end]
+    if part.shape[1] > before_end:
+        sums[:, : part.shape[1] - before_end] += part[:, before_end:]
 
 
 def _slices(length: int, width: int) -> Iterator[slice]:

@@ -35,7 +35,7 @@ LARGEST_WHOLE_WEIGHT = 1000.0
 # Powers of two that float32 can be scaled by.
 LARGEST_SCALE = 120
 ROWS_AT_ONCE = 8
-COLUMNS_AT_ONCE = 8192
+COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
 
 
 class Extent(NamedTuple):
@@ -162,7 +162,9 @@ class ExactSum:
         self._signs = None if projection is None else projection.signs
         self._classes: dict[int, _Class] = {}  # by the exponent of the unit
         self._tables: dict[int, NDArray[np.float32]] = {}
-        self._memory: tuple[NDArray[np.float32], NDArray[np.float64]] | None = None
+        self._memory: (
+            tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]] | None
+        ) = None
 
     def add(
         self,
@@ -251,10 +253,10 @@ class ExactSum:
         if projection is not None:
             folded = projection.begin(len(rows))
             width = projection.block_width
-        scaled, wide = self._buffers(width)
+        scaled, wide, sums = self._buffers(width)
         for columns in _chunks(self.dim, width):
             num_columns = columns.stop - columns.start
-            part, exact = scaled[: len(rows), :num_columns], wide[: len(rows), :num_columns]
+            part = scaled[: len(rows), :num_columns]
             if together is not None:
                 np.multiply(together[:, columns], table[columns], out=part)
             else:
@@ -263,9 +265,13 @@ class ExactSum:
             if projection is not None:
                 projection.fold(folded, part, columns.start // width)
             np.rint(part, out=part)
-            np.copyto(exact, part)
-            low = of_unit.low[columns]
-            np.add(low, np.dot(weights, exact), out=low)
+            for few in _chunks(num_columns, COLUMNS_AT_ONCE):
+                num_few = few.stop - few.start
+                exact, added = wide[: len(rows), :num_few], sums[:num_few]
+                np.copyto(exact, part[:, few])
+                np.dot(weights, exact, out=added)
+                low = of_unit.low[columns.start + few.start : columns.start + few.stop]
+                np.add(low, added, out=low)
         if projection is not None:
             assert sketches is not None
             sketches[rows] = np.ldexp(projection.end(folded), unit)
@@ -282,10 +288,16 @@ class ExactSum:
             self._tables[unit] = np.ldexp(signs, -unit)
         return self._tables[unit]
 
-    def _buffers(self, width: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    def _buffers(
+        self, width: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]]:
+        """Give memory for a chunk of some updates, in units, in float32 and in float64."""
         if self._memory is None or self._memory[0].shape[1] != width:
-            shape = (ROWS_AT_ONCE, width)
-            self._memory = np.empty(shape, np.float32), np.empty(shape)
+            self._memory = (
+                np.empty((ROWS_AT_ONCE, width), np.float32),
+                np.empty((ROWS_AT_ONCE, COLUMNS_AT_ONCE)),
+                np.empty(COLUMNS_AT_ONCE),
+            )
         return self._memory
 
     def merge(self, other: ExactSum) -> None:

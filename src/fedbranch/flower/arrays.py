@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -116,12 +116,12 @@ class Layout:
             )
         return layout
 
-    @property
+    @cached_property
     def num_params(self) -> int:
         """Length of the vector of parameters."""
         return sum(_num_real(array) for _, array in self._parts(are_buffers=False))
 
-    @property
+    @cached_property
     def num_buffers(self) -> int:
         """Length of the vector of buffers."""
         return sum(_num_real(array) for _, array in self._parts(are_buffers=True))
@@ -216,17 +216,27 @@ class Layout:
             )
         # All are looked at before anything is written.
         received = {name: _checked(name, array, reply[name]) for name, array in sent.items()}
-        for vector, are_buffers in [(params, False), (buffers, True)]:
+        with np.errstate(invalid="ignore", over="ignore"):
+            for name, place, is_buffer in self._places:
+                vector = buffers if is_buffer else params
+                before, after = _real(sent[name]), _real(received[name])
+                _write_step(before, after, vector[place])
+                if is_buffer and before.dtype.kind == "f":
+                    # A mask of infinities that stays has moved by 0, not by their difference.
+                    stays = (after == before) | (np.isnan(after) & np.isnan(before))
+                    vector[place][stays] = 0
+
+    @cached_property
+    def _places(self) -> list[tuple[str, slice, bool]]:
+        """Where in its vector every array lies, and whether that is the buffers'."""
+        places = []
+        for are_buffers in (False, True):
             start = 0
             for name, array in self._parts(are_buffers=are_buffers):
                 end = start + _num_real(array)
-                before, after = _real(sent[name]), _real(received[name])
-                _write_step(before, after, vector[start:end])
-                if are_buffers and before.dtype.kind == "f":
-                    # A mask of infinities that stays has moved by 0, not by infinity - infinity.
-                    stays = (after == before) | (np.isnan(after) & np.isnan(before))
-                    vector[start:end][stays] = 0
+                places.append((name, slice(start, end), are_buffers))
                 start = end
+        return places
 
     def params_in(self, record: ArrayRecord) -> Vector:
         """Read a vector of parameters that came in the shape of the model; buffers are ignored.
@@ -282,12 +292,14 @@ def _is_hidden(name: str) -> bool:
 
 def _real(array: NDArray[Any]) -> NDArray[Any]:
     """See an array as a vector of real numbers, complex ones as pairs."""
+    if array.dtype.kind != "c" and array.flags.c_contiguous:
+        return array.reshape(-1)
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
 
 
 def _num_real(array: NDArray[Any]) -> int:
-    return array.size * (2 if np.iscomplexobj(array) else 1)
+    return array.size * (2 if array.dtype.kind == "c" else 1)
 
 
 def _moved(initial: NDArray[Any], step: Vector) -> NDArray[Any]:
@@ -314,6 +326,9 @@ def _checked(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
     """
     if reply.stype != NUMPY_FORMAT:
         raise InvalidUpdate(f"the array {name!r} is serialised as {reply.stype!r}")
+    usual = _usual_header(sent.dtype, sent.shape)
+    if len(reply.data) == len(usual) + sent.nbytes and reply.data.startswith(usual):
+        return np.frombuffer(reply.data, sent.dtype, offset=len(usual)).reshape(sent.shape)
     try:
         stream = BytesIO(reply.data)
         read_header = READ_HEADER[np.lib.format.read_magic(stream)]
@@ -337,12 +352,25 @@ def _checked(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
+@lru_cache(maxsize=4096)
+def _usual_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Give what NumPy writes before the numbers of such an array; reading it takes long."""
+    stream = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        stream,
+        {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape},
+    )
+    return stream.getvalue()
+
+
 def _write_step(before: NDArray[Any], after: NDArray[Any], step: Vector) -> None:
-    """Write the difference of two vectors."""
+    """Write the difference of two vectors; nobody minds overflows."""
+    if before.dtype == after.dtype == step.dtype:
+        np.subtract(after, before, out=step)
+        return
     if before.dtype.kind in "iu":
         # Modulo 2^64, so that no difference of large numbers is rounded.
         step[:] = after.astype(np.int64) - before.astype(np.int64)
         return
     wide = np.result_type(before.dtype, np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):
-        np.subtract(after, before, out=step, dtype=wide, casting="same_kind")
+    np.subtract(after, before, out=step, dtype=wide, casting="same_kind")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app import MetricRecordValues as Metric
 
 from fedbranch.acceptance import MOST_METRICS, check_metric_name
@@ -40,13 +41,18 @@ class Reported:
         The client's weight.
     scalars
         The metrics that are single numbers, without the weight.
-    content
-        The reply without its arrays, for a user's own aggregation.
+    records
+        The reply without its arrays.
     """
 
     num_examples: float
     scalars: dict[str, float]
-    content: RecordDict
+    records: Mapping[str, MetricRecord | ConfigRecord]
+
+    @cached_property
+    def content(self) -> RecordDict:
+        """The reply without its arrays, for a user's own aggregation."""
+        return RecordDict(dict(self.records))
 
     @property
     def finite_scalars(self) -> dict[str, float | None]:
@@ -80,13 +86,12 @@ def reported_in(
         raise InvalidUpdate(f"the client failed (error {reply.error.code}): {reason}")
     if not reply.has_content():
         raise InvalidUpdate("the reply is empty")
-    content = reply.content
-    _check_size(content, most_array_bytes)
-    with_weight = [
-        record for record in content.metric_records.values() if weighted_by_key in record
-    ]
+    records = dict(reply.content.items())  # asked for again and again, Flower checks each time
+    metrics_in_records = {n: r for n, r in records.items() if isinstance(r, MetricRecord)}
+    _check_size(records, most_array_bytes)
+    with_weight = [record for record in metrics_in_records.values() if weighted_by_key in record]
     if len(with_weight) != 1:
-        there = sorted(name for record in content.metric_records.values() for name in record)
+        there = sorted(name for record in metrics_in_records.values() for name in record)
         raise InvalidUpdate(
             f"the reply has {len(with_weight)} metric records with {weighted_by_key!r} (the "
             f"strategy's weighted_by_key); send one. Its metrics are {there[:10]}"
@@ -97,7 +102,7 @@ def reported_in(
             f"{weighted_by_key!r} is {shortened(weight)}; it must be a number above 0 and at most "
             f"{max_examples:g}"
         )
-    metrics = metrics_in(content, weighted_by_key)
+    metrics = _metrics_of(metrics_in_records.values(), weighted_by_key)
     for name in metrics:
         check_metric_name(name)
         if CLUSTER_METRIC.match(name):
@@ -109,25 +114,28 @@ def reported_in(
         scalars = {n: float(v) for n, v in metrics.items() if not isinstance(v, list)}
     except OverflowError:
         raise InvalidUpdate("a metric is too large for a float") from None
-    without_arrays = RecordDict(
-        {n: record for n, record in content.items() if not isinstance(record, ArrayRecord)}
+    return Reported(
+        float(weight),
+        scalars,
+        {n: record for n, record in records.items() if not isinstance(record, ArrayRecord)},
     )
-    return Reported(float(weight), scalars, without_arrays)
 
 
-def _check_size(content: RecordDict, most_array_bytes: int) -> None:
+def _check_size(
+    records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord], most_array_bytes: int
+) -> None:
     """Refuse a reply that is too large, before anything in it is copied or converted."""
-    array_bytes = sum(
-        len(array.data) for record in content.array_records.values() for array in record.values()
-    )
-    other_bytes = sum(map(len, content))
-    num_metrics = 0
-    for record in content.values():
-        other_bytes += sum(map(len, record))
-        if not isinstance(record, ArrayRecord):
-            other_bytes += sum(map(_num_bytes, record.values()))
+    array_bytes = num_metrics = 0
+    other_bytes = sum(map(len, records))
+    for record in records.values():
+        entries = dict(record.items())
+        other_bytes += sum(map(len, entries))
+        if isinstance(record, ArrayRecord):
+            array_bytes += sum(len(array.data) for array in record.values())
+            continue
+        other_bytes += sum(map(_num_bytes, entries.values()))
         if isinstance(record, MetricRecord):
-            num_metrics += len(record)
+            num_metrics += len(entries)
     for what, num_bytes, limit in [
         ("arrays", array_bytes, most_array_bytes),
         ("names, metrics and configurations", other_bytes, MOST_OTHER_BYTES),
@@ -150,9 +158,13 @@ def _num_bytes(value: object) -> int:
 
 def metrics_in(content: RecordDict, weighted_by_key: str) -> dict[str, Metric]:
     """Give all metrics of a reply but the weight; of two with one name the last."""
+    return _metrics_of(content.metric_records.values(), weighted_by_key)
+
+
+def _metrics_of(records: Iterable[MetricRecord], weighted_by_key: str) -> dict[str, Metric]:
     return {
         name: value
-        for record in content.metric_records.values()
+        for record in records
         for name, value in record.items()
         if name != weighted_by_key
     }
@@ -180,9 +192,11 @@ def loss_in(metrics: Mapping[str, float], loss_key: str | None) -> float | None:
 
 def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:
     """Find the model in a reply: under the key that it was sent with, or the only one there."""
-    records = reply.content.array_records
-    if arrayrecord_key in records:
-        return records[arrayrecord_key]
+    content = reply.content
+    found = content.get(arrayrecord_key)
+    if isinstance(found, ArrayRecord):
+        return found
+    records = content.array_records
     if len(records) != 1:
         raise InvalidUpdate(
             f"the reply has {len(records)} array records, none under {arrayrecord_key!r}; "
