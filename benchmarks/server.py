@@ -42,12 +42,17 @@ def main() -> None:
     """Measure, print one table, write one file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("machine", choices=CASES)
+    parser.add_argument("--table", type=Path, help="print this result file as a table, no more")
     parser.add_argument("--only", nargs="*", help="cases such as S1")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", type=Path, default=HERE / ".peers", help="their folder")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--case", help=argparse.SUPPRESS)  # we, in a process of our own
     options = parser.parse_args()
+    if options.table:
+        print("| case | seconds | reached |\n|---|---|---|")
+        print(*map(table_row, json.loads(options.table.read_text())["results"]), sep="\n")
+        return
     if options.case:
         print(json.dumps(measured(options.case, options)))
         return
@@ -374,6 +379,17 @@ def reached(result: dict) -> dict[str, bool]:
         name: result[name] <= limit if relation == "at most" else result[name] >= limit
         for name, (relation, limit) in result["must reach"].items()
     }
+
+
+def table_row(result: dict) -> str:
+    """Give one case as a row of a Markdown table."""
+    was_reached = reached(result)
+    targets = "; ".join(
+        f"{name} {result[name]:.3g} ({'' if was_reached[name] else 'missed: '}{relation} {limit})"
+        for name, (relation, limit) in result["must reach"].items()
+    )
+    seconds = "; ".join(f"{name} {seconds:.3g}" for name, seconds in result["seconds"].items())
+    return f"| {result['about']} | {seconds} | {targets} |"
 
 
 def print_result(result: dict) -> None:
