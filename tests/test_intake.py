@@ -579,3 +579,16 @@ def test_nobody_is_asked_to_measure_what_cannot_be_made():
 
     assert "hold" in verdicts
     assert len(server.clusters) == 2
+
+
+def test_no_claimed_weight_makes_a_saved_server_unreadable(tmp_path):
+    rule = Thresholds(eps_mean=1e9, eps_max=1e-9, gamma_max=0.1, coverage=1.0)
+    server = Server(DIM, rule=rule, sketch=SIZE, keep_updates=False)
+    updates = similar_updates(8, 0, size=1e-3)
+    server.plan([*updates, "who is waited for"])
+    claimed = {i: Update(u.vector, num_examples=1e-300) for i, u in updates.items()}
+    server.step(updates | {"c000": claimed["c000"]})
+
+    server.save(tmp_path)
+
+    assert state_of(Server.load(tmp_path)) == state_of(server)

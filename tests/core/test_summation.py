@@ -242,3 +242,13 @@ def test_other_sums_are_not_merged():
 def test_damaged_sums_are_refused(parts):
     with pytest.raises(ValueError, match="the sum"):
         ExactSum.from_tensors({"unit-0040": parts}, 3)
+
+
+@pytest.mark.parametrize("weight", [1e9, 1e-280, 1e-300, 1e-320])
+def test_whatever_was_added_can_be_read_again(weight):
+    exact = ExactSum(2)
+    exact.add(np.float32([[1e-3, -2e-20]]), [weight])
+
+    again = ExactSum.from_tensors(exact.to_tensors(), 2)
+
+    assert again.total().tobytes() == exact.total().tobytes()

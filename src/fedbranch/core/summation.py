@@ -34,6 +34,9 @@ CARRY = 2.0**30  # units that are moved to the second accumulator together
 LARGEST_WHOLE_WEIGHT = 1000.0
 # Powers of two that float32 can be scaled by.
 LARGEST_SCALE = 120
+# The smallest float64 may be the strongest entry times its weight, and gives the smallest unit;
+# no float64 has a larger one.
+LARGEST_UNIT = 1200
 ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
 
@@ -366,7 +369,7 @@ class ExactSum:
             if not name.startswith(f"{prefix}unit"):
                 continue
             unit = int(name.removeprefix(f"{prefix}unit"))
-            if parts.shape != (2, dim) or parts.dtype != np.float64 or abs(unit) > 1000:
+            if parts.shape != (2, dim) or parts.dtype != np.float64 or abs(unit) > LARGEST_UNIT:
                 raise ValueError(f"the sum {name} has shape {parts.shape} and dtype {parts.dtype}")
             if (parts != np.rint(parts)).any() or (np.abs(parts[0]) > CARRY / 2).any():
                 raise ValueError(f"the sum {name} does not hold whole units")
