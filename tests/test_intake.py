@@ -11,6 +11,7 @@ from fedbranch.core.geometry import cosine_similarity, weighted_mean
 from fedbranch.core.robust import median
 from fedbranch.core.sketch import Projection
 from fedbranch.messages import UpdateBatch
+from fedbranch.sums import Part, Sums
 
 DIM, SIZE = 300, 64
 
@@ -579,3 +580,57 @@ def test_nobody_is_asked_to_measure_what_cannot_be_made():
 
     assert "hold" in verdicts
     assert len(server.clusters) == 2
+
+
+def test_no_claimed_weight_makes_a_saved_server_unreadable(tmp_path):
+    rule = Thresholds(eps_mean=1e9, eps_max=1e-9, gamma_max=0.1, coverage=1.0)
+    server = Server(DIM, rule=rule, sketch=SIZE, keep_updates=False)
+    updates = similar_updates(8, 0, size=1e-3)
+    server.plan([*updates, "who is waited for"])
+    claimed = {i: Update(u.vector, num_examples=1e-300) for i, u in updates.items()}
+    server.step(updates | {"c000": claimed["c000"]})
+
+    server.save(tmp_path)
+
+    assert state_of(Server.load(tmp_path)) == state_of(server)
+
+
+@pytest.mark.parametrize("claim", [1e-300, 1e9])
+def test_a_strange_claim_makes_nobody_look_at_all_clients(claim):
+    class Counted(dict):
+        num_walks = 0
+
+        def values(self):
+            Counted.num_walks += 1
+            return super().values()
+
+        def __iter__(self):
+            Counted.num_walks += 1
+            return super().__iter__()
+
+    sums = Sums(Part(DIM, 0, None, Projection(dim=DIM, size=SIZE)), weights=Counted())
+    sums.claim("strange", claim)
+    for number in range(100):
+        sums.claim(f"c{number}", 10.0 + number)
+        sums.is_settled(10.0 + number, Guard())
+        sums.is_settled(claim, Guard())
+
+    assert Counted.num_walks == 0
+    assert sums.is_settled(10.0, Guard())
+    assert sums.is_settled(claim, Guard()) is (claim < 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_is_settled_is_never_capped(seed):
+    rng = np.random.default_rng(seed)
+    guard = Guard(max_share=float(rng.uniform(0.05, 1)))
+    sums = Sums(Part(DIM, 0, None, Projection(dim=DIM, size=SIZE)))
+    settled = {}
+    for number in range(40):
+        weight = float(2 ** rng.uniform(-4, 4) if seed % 2 else rng.integers(1, 30))
+        sums.claim(str(number), weight)
+        if sums.is_settled(weight, guard):
+            settled[number] = weight
+    counted = guard.weights(np.array(list(sums.weights.values())))
+
+    assert all(counted[number] == weight for number, weight in settled.items())

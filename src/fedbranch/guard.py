@@ -246,15 +246,6 @@ class Guard:
 DEFAULT_GUARD = Guard()
 
 
-def can_be_capped(weight: float, weights: Collection[float], max_share: float) -> bool:
-    """Whether :func:`capped_weights` would lower a weight if it were one of these.
-
-    Once it would not, more clients never change that.
-    """
-    others = np.minimum(np.array(list(weights)), weight)
-    return bool(max_share * (float(others.sum()) + weight) < weight)
-
-
 def capped_weights(weights: NDArray[np.float64], max_share: float) -> NDArray[np.float64]:
     """Lower the largest weights so that none has more than a share of their sum.
 

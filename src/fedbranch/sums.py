@@ -6,6 +6,7 @@ threads they were made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from fedbranch.checkpoint import Tensors
 from fedbranch.core.sketch import Projection
 from fedbranch.core.summation import ExactSum
 from fedbranch.files import JSON
-from fedbranch.guard import Guard, can_be_capped
+from fedbranch.guard import Guard
 from fedbranch.tree import Vector
 
 __all__ = ["Means", "Part", "Sums", "Whole"]
@@ -115,7 +116,8 @@ class Sums:
     part: Part
     weights: dict[str, float] = field(default_factory=dict)
     held_back: dict[str, Whole] = field(default_factory=dict)
-    _least: float = field(default=np.inf, init=False)  # of the weights
+    # Exponent of two -> how many weights have it, and their sum.
+    _sizes: dict[int, tuple[int, float]] = field(default_factory=dict, init=False)
 
     @classmethod
     def merged(cls, all_sums: Iterable[Sums], parts: Iterable[Part]) -> Sums:
@@ -135,17 +137,22 @@ class Sums:
         """Whether an update of this weight surely counts for that, whoever else comes."""
         if guard is None or guard.max_share is None:
             return True
-        # What every weight counts for at least is enough nearly always; with room for rounding.
-        if guard.max_share * self._least * len(self.weights) >= 1.000001 * weight:
-            return True
-        others = list(self.weights.values())
-        others.remove(weight)
-        return not can_be_capped(1.000001 * weight, others, guard.max_share)
+        # It is not capped if the sum of all, each counted with no more than it, is large enough;
+        # and that only grows. Of weights of its own size or more half of it is counted, so that
+        # nobody has to look at all of them.
+        size = math.frexp(weight)[1]
+        least = sum(
+            total if other < size else number * math.ldexp(0.5, size)
+            for other, (number, total) in self._sizes.items()
+        )
+        return guard.max_share * least >= 1.000001 * weight  # with room for rounding
 
     def claim(self, client_id: str, weight: float) -> None:
         """Note that a client's update has come in."""
         self.weights[client_id] = weight
-        self._least = min(self._least, weight)
+        size = math.frexp(weight)[1]
+        number, total = self._sizes.get(size, (0, 0.0))
+        self._sizes[size] = number + 1, total + weight
 
     def settled(self, guard: Guard | None) -> list[tuple[Whole, float]]:
         """Take out the updates that need not be held back any longer, with their weights."""

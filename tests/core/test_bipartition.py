@@ -1,3 +1,4 @@
+import sys
 from itertools import combinations
 
 import numpy as np
@@ -302,3 +303,21 @@ def test_a_matrix_that_is_not_symmetric_is_an_error():
 
     with pytest.raises(ValueError, match=r"differs from its transpose by 0\.1"):
         hierarchy(similarity)
+
+
+def test_equal_similarities_take_no_more_steps_than_others():
+    num_calls = 0
+
+    def count(frame, event, argument):
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = hierarchy(np.ones((300, 300)))
+    finally:
+        sys.setprofile(before)
+
+    assert found.edge_rows.tolist() == [[0, row] for row in range(1, 300)]
+    assert num_calls < 20 * 300  # and not for each pair

@@ -242,7 +242,10 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
         runner_up = int(best.argmax())
         if best[runner_up] == strongest:
             best[joins] = strongest
-            joins = min(np.flatnonzero(best == strongest).tolist(), key=edge)
+            equal = np.flatnonzero(best == strongest)
+            others = source[equal]
+            places = np.minimum(equal, others) * num_clients + np.maximum(equal, others)
+            joins = int(equal[places.argmin()])
             best[joins] = -np.inf
             runner_up = int(best.argmax())
         to_beat[joins] = np.inf
