@@ -252,3 +252,25 @@ def test_whatever_was_added_can_be_read_again(weight):
     again = ExactSum.from_tensors(exact.to_tensors(), 2)
 
     assert again.total().tobytes() == exact.total().tobytes()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sketches_are_those_of_the_projection_also_of_very_different_numbers(seed):
+    rng = np.random.default_rng(seed)
+    projection = Projection(dim=40, size=32, seed=seed)
+    updates = rng.normal(size=(3, 40)) * 10.0 ** rng.uniform(-37, 29, (3, 40))
+    updates = updates.astype(np.float32)
+
+    sketches = ExactSum(40, projection).add(updates, [1.0, 1.0, 1.0])
+
+    assert sketches.tobytes() == projection.of(updates).tobytes()
+
+
+@pytest.mark.parametrize("lay", [np.asfortranarray, lambda a: np.repeat(a, 2, axis=1)[:, ::2]])
+def test_lengths_do_not_depend_on_where_numbers_lie(lay):
+    updates = np.random.default_rng(0).normal(size=(50, 1500)).astype(np.float32)
+
+    found, expected = extents(lay(updates)), extents(updates)
+
+    assert found.lengths.tobytes() == expected.lengths.tobytes()
+    assert found.strongest.tobytes() == expected.strongest.tobytes()

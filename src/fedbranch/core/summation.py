@@ -34,6 +34,9 @@ CARRY = 2.0**30  # units that are moved to the second accumulator together
 LARGEST_WHOLE_WEIGHT = 1000.0
 # Powers of two that float32 can be scaled by.
 LARGEST_SCALE = 120
+# In larger units than this the smallest entries that float32 has would lose digits: sketches
+# are then made of the updates themselves.
+LARGEST_UNIT_OF_SKETCHES = -23
 # The smallest float64 may be the strongest entry times its weight, and gives the smallest unit;
 # no float64 has a larger one.
 LARGEST_UNIT = 1200
@@ -87,6 +90,8 @@ def extents(updates: NDArray[np.float32]) -> Extent:
 def _block_squares(updates: NDArray[np.floating]) -> NDArray[np.float64]:
     """Give the squared length of every block, shape (n, num_blocks)."""
     num_rows, dim = updates.shape
+    if dim > 1 and updates.strides[1] != updates.itemsize:
+        updates = np.ascontiguousarray(updates)  # or they would be added up in another order
     num_whole = dim // BLOCK
     parts = []
     with np.errstate(over="ignore", invalid="ignore"):
@@ -277,7 +282,10 @@ class ExactSum:
                 np.add(low, added, out=low)
         if projection is not None:
             assert sketches is not None
-            sketches[rows] = np.ldexp(projection.end(folded), unit)
+            if unit > LARGEST_UNIT_OF_SKETCHES:
+                sketches[rows] = projection.of(updates[rows])
+            else:
+                sketches[rows] = np.ldexp(projection.end(folded), unit)
 
     def _of_unit(self, unit: int) -> _Class:
         if unit not in self._classes:
