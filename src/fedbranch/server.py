@@ -836,7 +836,7 @@ class Server:
                 rule=rule if rule is not None else rule_from_state(state["rule"]),
                 weighting=state["weighting"],
                 compare=state["compare"],
-                num_signal=state["num_signal"],
+                num_signal=state.get("num_signal"),  # not in states of older versions
                 aggregate=aggregate,
                 max_examples=state["max_examples"],
                 guard=None if state["guard"] is None else Guard(**state["guard"]),
