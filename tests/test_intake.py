@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedbranch import AutoRule, Guard, NeverSplit, Server, Thresholds, Update
+from fedbranch import AutoRule, Decision, Guard, NeverSplit, Server, Thresholds, Update
 from fedbranch.core.geometry import cosine_similarity, weighted_mean
 from fedbranch.core.robust import median
 from fedbranch.core.sketch import Projection
@@ -634,3 +634,31 @@ def test_who_is_settled_is_never_capped(seed):
     counted = guard.weights(np.array(list(sums.weights.values())))
 
     assert all(counted[number] == weight for number, weight in settled.items())
+
+
+class SplitsInRoundTwo:
+    def examine(self, evidence):
+        ids = evidence.client_ids
+        is_now = evidence.round == 2
+        return Decision(
+            node_id=evidence.node_id,
+            round=evidence.round,
+            verdict="split" if is_now else "train",
+            reason="planned",
+            groups=(ids[: len(ids) // 2], ids[len(ids) // 2 :]) if is_now else (),
+        )
+
+
+def test_lengths_are_judged_in_the_round_after_a_split_as_well():
+    server = Server(DIM, rule=SplitsInRoundTwo(), sketch=SIZE, keep_updates=False)
+    for number in (1, 2):
+        updates = similar_updates(20, number)
+        server.plan(updates)
+        server.step(updates)
+    updates = similar_updates(20, 3)
+    server.plan(updates)
+
+    record = server.step(updates | {"c000": Update(1e20 * updates["c001"].vector, num_examples=1)})
+
+    assert "times as long as usual" in record.refused["c000"]
+    assert np.abs(server.tree[1].params).max() < 100

@@ -33,7 +33,15 @@ from fedbranch.rules import Asks, Decision, Evidence, Groups, PastRound, Rule, V
 from fedbranch.sums import Sums
 from fedbranch.tree import Node, Vector, read_only
 
-__all__ = ["Aggregate", "Case", "Outcome", "Weighting", "examine", "proposed_trials"]
+__all__ = [
+    "Aggregate",
+    "Case",
+    "Outcome",
+    "Weighting",
+    "examine",
+    "proposed_trials",
+    "usual_lengths",
+]
 
 _CAN_ASK = [("train", "halves"), ("hold", "losses")]
 
@@ -105,7 +113,7 @@ class Case:
             self.hold_ended = version
         if outcome.past_round is not None:
             self.past.append(outcome.past_round)
-            self.usual = _usual_lengths(self.replies.values())
+            self.usual = usual_lengths(self.replies.values())
         self.sums = None
         self.replies, self.losses, self.proposal, self.rounds_held = {}, {}, (), 0
         self.halves = this_round if decision.asks == "halves" else None
@@ -379,7 +387,7 @@ def _compared_length(reply: Reply) -> float:
     return float(reply.lengths[1])
 
 
-def _usual_lengths(replies: Collection[Reply]) -> dict[str, float]:
+def usual_lengths(replies: Collection[Reply]) -> dict[str, float]:
     """Give the median lengths of replies that were not kept, for those who come after them."""
     measured = [reply.lengths for reply in replies if reply.lengths is not None]
     if len(measured) < REPLIES_TO_COMPARE:

@@ -28,7 +28,15 @@ from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.core.sketch import Projection
 from fedbranch.edges import Edge, EdgeCache, restored_cache
 from fedbranch.errors import DamagedFile, InvalidUpdate
-from fedbranch.examination import Aggregate, Case, Outcome, Weighting, examine, proposed_trials
+from fedbranch.examination import (
+    Aggregate,
+    Case,
+    Outcome,
+    Weighting,
+    examine,
+    proposed_trials,
+    usual_lengths,
+)
 from fedbranch.files import JSON
 from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.intake import Intake, Situation
@@ -550,9 +558,13 @@ class Server:
         if decision.verdict == "split":
             # The mean is not added: the node keeps the very parameters at which the updates
             # on its edges were computed, and the children start from there.
-            self.tree.split(node_id, edges[node_id], in_round=self.round)
+            child_ids = self.tree.split(node_id, edges[node_id], in_round=self.round)
             del self._cases[node_id]
-            self._archive[node_id] = Case(num_merged=case.num_merged, past=case.past)
+            # What was usual for all is so for each cluster, until it has trained by itself.
+            usual = usual_lengths(case.replies.values()) or case.usual
+            if usual:
+                self._cases |= {child_id: Case(usual=usual) for child_id in child_ids}
+            self._archive[node_id] = Case(num_merged=case.num_merged, past=case.past, usual=usual)
             return
         if outcome.params_step is not None:
             self.tree.advance(node_id, outcome.params_step, outcome.buffers_step)
@@ -824,7 +836,7 @@ class Server:
                 rule=rule if rule is not None else rule_from_state(state["rule"]),
                 weighting=state["weighting"],
                 compare=state["compare"],
-                num_signal=state["num_signal"],
+                num_signal=state.get("num_signal"),  # not in states of older versions
                 aggregate=aggregate,
                 max_examples=state["max_examples"],
                 guard=None if state["guard"] is None else Guard(**state["guard"]),

@@ -141,3 +141,14 @@ def test_no_updates_are_an_error():
 
 def test_one_client_is_a_hierarchy_of_one():
     assert hierarchy_of(np.ones((1, 3)), memory_bytes=1).num_clients == 1
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 64])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_updates_that_are_not_finite_are_an_error(value, memory_bytes):
+    updates = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    updates[5, 2] = value
+
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        hierarchy_of(updates, memory_bytes=memory_bytes)

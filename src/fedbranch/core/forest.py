@@ -62,6 +62,11 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
         From which any number of groups can be cut. The same either way, but for similarities
         that differ by less than the rounding of their products.
 
+    Raises
+    ------
+    ValueError
+        If there are no updates, or one contains NaN or infinity.
+
     Notes
     -----
     The time is that of half the product of the updates with themselves and about two operations
@@ -83,8 +88,13 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     number_bytes = array_namespace(updates).finfo(updates.dtype).bits // 8
     fits = num_clients**2 * number_bytes <= memory_bytes
     if fits and (on_host or num_clients <= DENSE_ELSEWHERE):
-        return spanning_tree_of(to_numpy(cosine_similarity(updates)))
-    return _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
+        merges = spanning_tree_of(to_numpy(cosine_similarity(updates)))
+    else:
+        merges = _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
+    # A row that is not finite has an edge, and none that is.
+    if not np.isfinite(merges.similarities).all():
+        raise ValueError("updates contain NaN or infinity; leave these out")
+    return merges
 
 
 class _Edges(NamedTuple):
