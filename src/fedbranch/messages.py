@@ -267,11 +267,10 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
     They stay where they are. Replies of several rounds may be in several places; they go to
     where the last one is.
     """
-    sources = {id(reply.rows): getattr(reply.rows, column) for reply in replies}
-    if len(sources) == 1:
-        (whole,) = sources.values()
-        return take_rows(whole, [reply.row for reply in replies])
-    target = getattr(replies[-1].rows, column)
+    rows = replies[-1].rows
+    if all(reply.rows is rows for reply in replies):
+        return take_rows(getattr(rows, column), [reply.row for reply in replies])
+    target = getattr(rows, column)
     xp = array_namespace(target)
     parts = [getattr(reply.rows, column)[reply.row][None, :] for reply in replies]
     together: Array = xp.concat(

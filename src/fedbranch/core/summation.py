@@ -118,12 +118,12 @@ def _block_squares(updates: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _halved(squares: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Add up rows of BLOCK squares, which are overwritten."""
+    """Add up rows of BLOCK squares."""
     half = BLOCK
     while half > 32:
         half //= 2
-        squares[:, :half] += squares[:, half : 2 * half]
-    few = np.ascontiguousarray(squares[:, :half].T)  # short rows take long
+        squares = squares[:, :half] + squares[:, half:]
+    few = np.ascontiguousarray(squares.T)  # short rows take long
     while half > 1:
         half //= 2
         few[:half] += few[half : 2 * half]
