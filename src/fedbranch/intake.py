@@ -159,9 +159,7 @@ class Intake:
                     )
                 if not isinstance(update, Update):
                     raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
-                self._check_base(
-                    client_id, update.base, self._situation.tree.position(client_id)
-                )
+                self._check_base(client_id, update.base, self._situation.tree.position(client_id))
                 reply = check_update(update, self._situation.expected)
                 usable[client_id] = (update.base, reply)
             except InvalidUpdate as error:
@@ -177,9 +175,7 @@ class Intake:
     ) -> dict[str, str]:
         """Take replies whose contents are right, if their senders may send them."""
         taken: dict[str, Reply] = {}
-        nodes = dict(
-            zip(usable, self._situation.tree.positions.of_all(list(usable)), strict=True)
-        )
+        nodes = dict(zip(usable, self._situation.tree.positions.of_all(list(usable)), strict=True))
         at_node: dict[int, list[str]] = {}
         with self._lock:
             for client_id, (base, reply) in usable.items():

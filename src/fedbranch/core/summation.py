@@ -145,7 +145,12 @@ def _machine_code() -> ModuleType | None:
 
 def _is_plain(updates: NDArray[np.floating]) -> bool:
     """Whether updates lie in memory as machine code expects it."""
-    return updates.dtype == np.float32 and updates.dtype.isnative and updates.flags.c_contiguous and updates.flags.aligned
+    return (
+        updates.dtype == np.float32
+        and updates.dtype.isnative
+        and updates.flags.c_contiguous
+        and updates.flags.aligned
+    )
 
 
 class _Class:
@@ -356,7 +361,13 @@ class ExactSum:
         folded = self._folded[: len(rows)]
         folded[:] = 0
         compiled.add_rows(
-            updates, np.array(rows, np.int64), weights, table, np.array(shifts[0], np.int64), low, folded
+            updates,
+            np.array(rows, np.int64),
+            weights,
+            table,
+            np.array(shifts[0], np.int64),
+            low,
+            folded,
         )
         for width, at in zip(widths[1:], shifts[1:], strict=True):
             wider, folded = folded, np.zeros((len(rows), width), np.float32)

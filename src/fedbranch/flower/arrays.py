@@ -253,8 +253,7 @@ class Layout:
         if missing:
             raise InvalidUpdate(f"the half difference lacks the arrays {missing[:5]}")
         parts = [
-            _received(name, array, record[name])
-            for name, array in self._parts(are_buffers=False)
+            _received(name, array, record[name]) for name, array in self._parts(are_buffers=False)
         ]
         with np.errstate(over="ignore"):
             return np.concatenate([part.astype(np.float32) for part in parts])
