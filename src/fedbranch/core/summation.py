@@ -127,7 +127,8 @@ def _halved(squares: NDArray[np.floating]) -> NDArray[np.floating]:
     while half > 1:
         half //= 2
         few[:half] += few[half : 2 * half]
-    return few[0]
+    sums: NDArray[np.floating] = few[0]
+    return sums
 
 
 def _compiled(num_entries: int) -> ModuleType | None:
@@ -351,10 +352,10 @@ class ExactSum:
         table: NDArray[np.float32],
     ) -> NDArray[np.float32]:
         """Do the same in machine code, and give the sketches in units."""
-        if self.projection is None:
-            # Everything is folded into one block, in place, and forgotten.
-            shifts, widths = ((0,) * -(-self.dim // COLUMNS_AT_ONCE),), (COLUMNS_AT_ONCE,)
-        else:
+        # Without a projection, everything is folded into a few columns, and forgotten.
+        widths: tuple[int, ...] = (COLUMNS_AT_ONCE,)
+        shifts: tuple[tuple[int, ...], ...] = ((0,) * -(-self.dim // COLUMNS_AT_ONCE),)
+        if self.projection is not None:
             shifts, widths = self.projection.shifts, self.projection.widths
         if self._folded is None:
             self._folded = np.empty((ROWS_AT_ONCE, widths[0]), np.float32)

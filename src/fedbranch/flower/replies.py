@@ -88,9 +88,11 @@ def reported_in(
     if not reply.has_content():
         raise InvalidUpdate("the reply is empty")
     records = dict(reply.content.items())  # asked for again and again, Flower checks each time
-    entries = {name: dict(record.items()) for name, record in records.items()}
+    entries: dict[str, dict[str, Any]] = {
+        name: dict(record.items()) for name, record in records.items()
+    }
     _check_size(records, entries, most_array_bytes)
-    metrics_in_records = [
+    metrics_in_records: list[Mapping[str, Metric]] = [
         entries[name] for name, record in records.items() if isinstance(record, MetricRecord)
     ]
     with_weight = [metrics for metrics in metrics_in_records if weighted_by_key in metrics]
