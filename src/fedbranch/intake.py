@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -29,6 +29,8 @@ from fedbranch.sums import Part, Sums, Whole
 from fedbranch.tree import ParameterTree
 
 __all__ = ["Intake", "Situation"]
+
+_UNKNOWN = "unknown client: it never joined or has left"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,7 +159,7 @@ class Intake:
                     )
                 if not isinstance(update, Update):
                     raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
-                self._check_base(client_id, update.base)
+                self._check_base(client_id, update.base, self._situation.tree.position(client_id))
                 reply = check_update(update, self._situation.expected)
                 usable[client_id] = (update.base, reply)
             except InvalidUpdate as error:
@@ -173,19 +175,24 @@ class Intake:
     ) -> dict[str, str]:
         """Take replies whose contents are right, if their senders may send them."""
         taken: dict[str, Reply] = {}
+        nodes = dict(zip(usable, self._situation.tree.positions.of_all(list(usable)), strict=True))
+        at_node: dict[int, list[str]] = {}
         with self._lock:
             for client_id, (base, reply) in usable.items():
                 try:
-                    self._check_sender(client_id)
-                    self._check_base(client_id, base)
+                    node_id = nodes[client_id]
+                    if node_id is None:
+                        raise InvalidUpdate(_UNKNOWN)
+                    self._check_base(client_id, base, node_id)
                     if client_id in self._replies:
                         raise InvalidUpdate("has already answered in this round")
                     # From here on it has answered, whatever another thread is told meanwhile.
                     self._replies[client_id] = taken[client_id] = reply
+                    at_node.setdefault(node_id, []).append(client_id)
                 except InvalidUpdate as error:
                     refused[client_id] = str(error)
         if self._situation.projection is not None:
-            found, too_long = self._sketched(taken, self._situation.projection)
+            found, too_long = self._sketched(taken, at_node, self._situation.projection)
             with self._lock:
                 for client_id in too_long:
                     del self._replies[client_id]
@@ -202,16 +209,16 @@ class Intake:
         if not isinstance(client_id, str):
             raise InvalidUpdate(f"unknown client: its id is a {type(client_id).__name__}")
         if client_id not in self._situation.tree:
-            raise InvalidUpdate("unknown client: it never joined or has left")
+            raise InvalidUpdate(_UNKNOWN)
 
-    def _check_base(self, client_id: str, base: str | None) -> None:
+    def _check_base(self, client_id: str, base: str | None, node_id: int) -> None:
         """Refuse a reply that does not answer what the client's position asks for now."""
         tree = self._situation.tree
         if base is None:
             base = self._situation.asked.get(client_id)
         if base is None:
             raise InvalidUpdate("no task was planned for this client in this round")
-        node = tree[tree.position(client_id)]
+        node = tree[node_id]
         if not isinstance(base, str) or base != node.base:
             raise InvalidUpdate(
                 f"computed at other parameters ({shortened(base)}) than the client's position has now "
@@ -224,16 +231,18 @@ class Intake:
     # Sketches and sums
 
     def _sketched(
-        self, replies: Mapping[str, Reply], projection: Projection
+        self,
+        replies: Mapping[str, Reply],
+        at_node: Mapping[int, list[str]],
+        projection: Projection,
     ) -> tuple[dict[str, Reply], dict[str, str]]:
         """Give replies with sketches in place of what is compared, and why some are too long."""
         tree, keeps = self._situation.tree, self._situation.keeps_updates
-        at_node: dict[int, list[str]] = {}
-        for client_id in replies:
-            at_node.setdefault(tree.position(client_id), []).append(client_id)
         sketched: dict[str, Reply] = {}
         too_long: dict[str, str] = {}
-        for node_id, client_ids in at_node.items():
+        for node_id, at_once in at_node.items():
+            # As they lie in memory, so that nothing need be copied.
+            client_ids = sorted(at_once, key=lambda client_id: replies[client_id].row)
             ordered = [replies[client_id] for client_id in client_ids]
             lengths = _lengths(ordered, keeps)
             if keeps or not tree[node_id].is_leaf:
@@ -436,7 +445,14 @@ def _lengths(replies: Sequence[Reply], keeps: bool) -> NDArray[np.float64]:
 
 def _extent_of(replies: Sequence[Reply], rows: Iterable[int]) -> Extent | None:
     """Give what was measured of updates when they were checked, if all of them were."""
-    found = [(replies[row].rows.extent, replies[row].row) for row in rows]
+    chosen = [replies[row] for row in rows]
+    if chosen and all(reply.rows is chosen[0].rows for reply in chosen):
+        extent = chosen[0].rows.extent
+        if extent is None:
+            return None
+        places = [reply.row for reply in chosen]
+        return Extent(extent.lengths[places], extent.strongest[places])
+    found = [(reply.rows.extent, reply.row) for reply in chosen]
     if any(extent is None for extent, _ in found):
         return None
     return Extent(
@@ -476,7 +492,16 @@ def _with_sketches(
         whole_half_difference=whole_halves,
         lengths=lengths,
     )
-    return [replace(reply, rows=rows, row=row) for row, reply in enumerate(replies)]
+    return [
+        Reply(
+            rows=rows,
+            row=row,
+            weight=reply.weight,
+            metrics=reply.metrics,
+            has_halves=reply.has_halves,
+        )
+        for row, reply in enumerate(replies)
+    ]
 
 
 def _spread(some: Array, at_rows: Sequence[int], like: Array) -> Array:

@@ -267,11 +267,12 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
     They stay where they are. Replies of several rounds may be in several places; they go to
     where the last one is.
     """
-    sources = {id(reply.rows): getattr(reply.rows, column) for reply in replies}
-    if len(sources) == 1:
-        (whole,) = sources.values()
-        return take_rows(whole, [reply.row for reply in replies])
-    target = getattr(replies[-1].rows, column)
+    rows = replies[-1].rows
+    if all(reply.rows is rows for reply in replies):
+        return take_rows(getattr(rows, column), [reply.row for reply in replies])
+    target = getattr(rows, column)
+    if all(isinstance(getattr(reply.rows, column), np.ndarray) for reply in replies):
+        return _stacked_on_host(replies, column, target)
     xp = array_namespace(target)
     parts = [getattr(reply.rows, column)[reply.row][None, :] for reply in replies]
     together: Array = xp.concat(
@@ -284,6 +285,20 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
             for part in parts
         ]
     )
+    return together
+
+
+def _stacked_on_host(replies: Sequence[Reply], column: Column, like: NDArray[Any]) -> NDArray[Any]:
+    """Take the rows of each source at once: there may be thousands of replies of few sources."""
+    places: dict[int, list[int]] = {}
+    for place, reply in enumerate(replies):
+        places.setdefault(id(reply.rows), []).append(place)
+    together = np.empty((len(replies), *like.shape[1:]), like.dtype)
+    for own in places.values():
+        source = getattr(replies[own[0]].rows, column)
+        if source.shape[1:] != like.shape[1:]:
+            raise ValueError(f"rows of shapes {source.shape[1:]} and {like.shape[1:]} do not stack")
+        together[own] = source[[replies[place].row for place in own]]
     return together
 
 

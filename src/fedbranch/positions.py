@@ -64,6 +64,12 @@ class Positions:
         node_id = int(self._nodes.numbers[row])
         return None if node_id == NOWHERE else node_id
 
+    def of_all(self, client_ids: Sequence[str]) -> list[int | None]:
+        """Give the node of each of some clients; None for those who are not here."""
+        rows = self.known.rows(client_ids)
+        at = np.where(rows < 0, np.int32(NOWHERE), self._at(rows)).tolist()
+        return [None if node_id == NOWHERE else node_id for node_id in at]
+
     def missing(self, client_ids: Sequence[str]) -> list[str]:
         """Give those of the clients who are not here."""
         rows = self.known.rows(client_ids)

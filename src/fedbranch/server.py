@@ -243,9 +243,9 @@ class Server:
         task_at: dict[int, Task] = {}  # all clients at a node have the same task
         ids = checked_ids(client_ids)
         self._place_newcomers(self.tree.positions.missing(ids), self.tree.root.id)
-        for client_id in ids:
-            node_id = self.tree.position(client_id)
-            if self._has_answered(client_id):
+        for client_id, node_id in zip(ids, self.tree.positions.of_all(ids), strict=True):
+            assert node_id is not None
+            if self._has_answered(client_id, node_id):
                 continue
             task = task_at.get(node_id)
             if task is None:
@@ -372,8 +372,10 @@ class Server:
         refused = dict(intake.refused)
         routed, at_leaves = self._route(replies, refused)
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
+        leaf_ids = self.tree.positions.of_all(list(at_leaves))
+        leaf_of = {i: leaf for i, leaf in zip(at_leaves, leaf_ids, strict=True) if leaf is not None}
         for client_id, reply in at_leaves.items():
-            cases.setdefault(self.tree.position(client_id), Case()).replies[client_id] = reply
+            cases.setdefault(leaf_of[client_id], Case()).replies[client_id] = reply
         for node_id, sums in intake.sums().items():
             cases.setdefault(node_id, Case()).sums = sums
         set_aside = self._guarded(cases)
@@ -382,7 +384,7 @@ class Server:
         reviewed = self._sort_losses(losses or {}, cases, unusable)
         arrivals = Counter(move.to_node for move in routed)
         answers = Counter(
-            self.tree.position(client_id) for client_id in at_leaves if client_id not in set_aside
+            leaf_of[client_id] for client_id in at_leaves if client_id not in set_aside
         )
         still_aside = (self._set_aside - at_leaves.keys()) | set_aside.keys() | intake.aside
         absent = self._absent(cases, still_aside)
@@ -467,8 +469,8 @@ class Server:
             num_signal=self.num_signal,
         )
 
-    def _has_answered(self, client_id: str) -> bool:
-        case = self._cases.get(self.tree.position(client_id))
+    def _has_answered(self, client_id: str, node_id: int) -> bool:
+        case = self._cases.get(node_id)
         return case is not None and client_id in case.replies
 
     def _guarded(self, cases: Mapping[int, Case]) -> dict[str, str]:
@@ -495,8 +497,10 @@ class Server:
         """Find the child of every client at an inner node; give the other replies back."""
         at_leaves = {}
         at_inner: dict[int, list[str]] = {}  # node -> its clients
-        for client_id, reply in replies.items():
-            node = self.tree[self.tree.position(client_id)]
+        standing = self.tree.positions.of_all(list(replies))
+        for (client_id, reply), at in zip(replies.items(), standing, strict=True):
+            assert at is not None
+            node = self.tree[at]
             if node.is_leaf:
                 at_leaves[client_id] = reply
             elif not self.tree.can_route(node.id):

@@ -87,7 +87,7 @@ def test_coordinates_share_a_bucket_as_rarely_as_the_bound_assumes(dim, size, fo
         bucket = np.abs(matrix_of(projection)).argmax(axis=0)
         shared += (bucket[pairs[:, 0]] == bucket[pairs[:, 1]]).mean() / 100
 
-    assert len(projection._widths) == folds
+    assert len(projection.widths) == folds
     assert shared <= 1.03 * projection._collisions
     assert shared >= 0.8 / size
 

@@ -1,6 +1,7 @@
 """Exact sums: the same bits in any order, and how little an update is rounded."""
 
 import math
+import sys
 import threading
 from fractions import Fraction
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbranch.core import summation
 from fedbranch.core.geometry import norms, weighted_mean
 from fedbranch.core.sketch import Projection
 from fedbranch.core.summation import CARRY, ExactSum, extents
@@ -274,3 +276,83 @@ def test_lengths_do_not_depend_on_where_numbers_lie(lay):
 
     assert found.lengths.tobytes() == expected.lengths.tobytes()
     assert found.strongest.tobytes() == expected.strongest.tobytes()
+
+
+# In machine code
+
+
+@pytest.fixture
+def machine_code(monkeypatch):
+    """Numba's code, for updates of any size; and a switch back to NumPy's."""
+    pytest.importorskip("numba", reason="there is no machine code without Numba")
+
+    def use(is_used):
+        monkeypatch.setattr(summation, "WORTH_COMPILING", 0 if is_used else math.inf)
+
+    return use
+
+
+@pytest.mark.parametrize("dim", [1, 15, 1023, 1024, 1025, 5000, 40_001])
+@pytest.mark.parametrize("size", [None, 16, 700])
+def test_machine_code_gives_the_same_bits(machine_code, dim, size):
+    rng = np.random.default_rng(dim)
+    updates = some_updates(21, dim, spread=0.6)
+    weights = rng.integers(1, 1000, 21).astype(float)
+    weights[3] = 2.5
+    projection = None if size is None else Projection(dim=dim, size=size, seed=3)
+    found = []
+    for is_used in (True, False):
+        machine_code(is_used)
+        total = ExactSum(dim, projection)
+        sketches = total.add(updates, weights)
+        found.append((state_of(total), None if sketches is None else sketches.tobytes()))
+
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dim", [1, 700, 1024, 5000])
+def test_machine_code_measures_the_same_bits(machine_code, dim):
+    updates = some_updates(40, dim, spread=25)
+    updates[7, dim // 2], updates[8, 0], updates[9] = np.nan, np.inf, 0
+    found = []
+    for is_used in (True, False):
+        machine_code(is_used)
+        found.append([array.tobytes() for array in extents(updates)])
+
+    assert found[0] == found[1]
+
+
+def test_machine_code_takes_what_may_not_be_written_to(machine_code):
+    machine_code(True)
+    updates = some_updates(10, 3000)
+    plain, locked = ExactSum(3000), ExactSum(3000)
+    plain.add(updates, np.ones(10))
+    updates.flags.writeable = False
+
+    locked.add(updates, np.ones(10))
+
+    assert state_of(plain) == state_of(locked)
+
+
+def test_updates_that_lie_apart_give_the_same_bits(machine_code):
+    machine_code(True)
+    updates = some_updates(10, 3000)
+    apart = np.zeros((10, 6000), np.float32)[:, ::2]
+    apart[:] = updates
+    plain, other = ExactSum(3000), ExactSum(3000)
+
+    plain.add(updates, np.ones(10))
+    other.add(apart, np.ones(10))
+
+    assert state_of(plain) == state_of(other)
+
+
+def test_without_numba_numpy_does_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fedbranch.core.summation_compiled", None)
+    monkeypatch.setattr(summation, "WORTH_COMPILING", 0)
+    summation._machine_code.cache_clear()
+    try:
+        assert extents(np.float32([[3.0, 4.0]])).lengths.tolist() == [5.0]
+        assert summation._machine_code() is None
+    finally:
+        summation._machine_code.cache_clear()

@@ -196,7 +196,7 @@ class Projection:
     @property
     def block_width(self) -> int:
         """How many columns are folded at once."""
-        return self._widths[0]
+        return self.widths[0]
 
     @cached_property
     def signs(self) -> NDArray[np.float32]:
@@ -216,12 +216,12 @@ class Projection:
 
     def fold(self, folded: Array, part: Array, block: int) -> None:
         """Add a block of columns, which have their signs already, to what was begun."""
-        _add_rolled(folded, part, self._shifts[0][block])
+        _add_rolled(folded, part, self.shifts[0][block])
 
     def end(self, folded: Array) -> Array:
         """Give the sketches, when all blocks were added."""
         sketches = folded
-        for narrower, shifts in zip(self._widths[1:], self._shifts[1:], strict=True):
+        for narrower, shifts in zip(self.widths[1:], self.shifts[1:], strict=True):
             sums = array_namespace(sketches).zeros_like(sketches[:, :narrower])
             for shift, columns in zip(shifts, _slices(sketches.shape[1], narrower), strict=True):
                 _add_rolled(sums, sketches[:, columns], shift)
@@ -265,11 +265,11 @@ class Projection:
     @property
     def _collisions(self) -> float:
         """Bound the probability that two coordinates share a bucket."""
-        widths = (self.dim, *self._widths)
-        return sum(1 / new for old, new in zip(widths, self._widths, strict=False) if new < old)
+        widths = (self.dim, *self.widths)
+        return sum(1 / new for old, new in zip(widths, self.widths, strict=False) if new < old)
 
     @cached_property
-    def _widths(self) -> tuple[int, ...]:
+    def widths(self) -> tuple[int, ...]:
         """How many numbers there are after each fold, the last time those of the sketch."""
         num_blocks = math.ceil(self.dim / self.size)
         if num_blocks <= MOST_BLOCKS:
@@ -277,11 +277,11 @@ class Projection:
         return (self.size * round(math.sqrt(num_blocks)), self.size)
 
     @cached_property
-    def _shifts(self) -> tuple[tuple[int, ...], ...]:
-        """Where in its buckets each block of each fold begins."""
+    def shifts(self) -> tuple[tuple[int, ...], ...]:
+        """Where in its buckets each block of columns of each fold begins."""
         shifts = []
         num_before = self.dim
-        for fold, width in enumerate(self._widths):
+        for fold, width in enumerate(self.widths):
             # Of a stream of their own; 64 bits modulo a width are even enough for any width.
             stream = np.random.PCG64((self.seed, fold + 1))
             raw = stream.random_raw(-(-num_before // width))

@@ -208,18 +208,21 @@ class Layout:
         InvalidUpdate
             If the reply's arrays are not those of the model; it says which one.
         """
-        missing, extra = sorted(sent.keys() - reply.keys()), sorted(reply.keys() - sent.keys())
-        if missing or extra:
+        there = dict(reply.items())
+        if there.keys() != sent.keys():
+            missing, extra = sorted(sent.keys() - there.keys()), sorted(there.keys() - sent.keys())
             raise InvalidUpdate(
                 f"the reply's arrays are not the model's: missing {missing[:5]}, "
                 f"unknown {extra[:5]}"
             )
         # All are looked at before anything is written.
-        received = {name: _checked(name, array, reply[name]) for name, array in sent.items()}
+        received = [
+            (_real(sent[name]), _received(name, sent[name], there[name]), place, is_buffer)
+            for name, place, is_buffer in self._places
+        ]
         with np.errstate(invalid="ignore", over="ignore"):
-            for name, place, is_buffer in self._places:
+            for before, after, place, is_buffer in received:
                 vector = buffers if is_buffer else params
-                before, after = _real(sent[name]), _real(received[name])
                 _write_step(before, after, vector[place])
                 if is_buffer and before.dtype.kind == "f":
                     # A mask of infinities that stays has moved by 0, not by their difference.
@@ -250,8 +253,7 @@ class Layout:
         if missing:
             raise InvalidUpdate(f"the half difference lacks the arrays {missing[:5]}")
         parts = [
-            _real(_checked(name, array, record[name]))
-            for name, array in self._parts(are_buffers=False)
+            _received(name, array, record[name]) for name, array in self._parts(are_buffers=False)
         ]
         with np.errstate(over="ignore"):
             return np.concatenate([part.astype(np.float32) for part in parts])
@@ -293,6 +295,8 @@ def _is_hidden(name: str) -> bool:
 def _real(array: NDArray[Any]) -> NDArray[Any]:
     """See an array as a vector of real numbers, complex ones as pairs."""
     if array.dtype.kind != "c" and array.flags.c_contiguous:
+        if array.ndim == 1:
+            return array
         return array.reshape(-1)
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
@@ -319,16 +323,23 @@ def _moved(initial: NDArray[Any], step: Vector) -> NDArray[Any]:
     return moved.view(initial.dtype).reshape(initial.shape)
 
 
-def _checked(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
-    """See the array that came back in the bytes that it came in, if it is like the one sent.
+def _received(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
+    """See the array that came back as a vector of real numbers, if it is like the one sent.
 
     Nothing is copied, and nothing is allocated on the word of a stranger's header.
     """
     if reply.stype != NUMPY_FORMAT:
         raise InvalidUpdate(f"the array {name!r} is serialised as {reply.stype!r}")
-    usual = _usual_header(sent.dtype, sent.shape)
-    if len(reply.data) == len(usual) + sent.nbytes and reply.data.startswith(usual):
-        return np.frombuffer(reply.data, sent.dtype, offset=len(usual)).reshape(sent.shape)
+    data, dtype = reply.data, sent.dtype
+    usual = _usual_header(dtype, sent.shape)
+    if len(data) == len(usual) + sent.nbytes and data.startswith(usual):
+        flat = np.frombuffer(data, dtype, -1, len(usual))
+        return _real(flat) if dtype.kind == "c" else flat
+    return _real(_read(name, sent, reply))
+
+
+def _read(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
+    """See an array in the bytes that it came in, whatever NumPy's header says about it."""
     try:
         stream = BytesIO(reply.data)
         read_header = READ_HEADER[np.lib.format.read_magic(stream)]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app import MetricRecordValues as Metric
@@ -87,11 +88,16 @@ def reported_in(
     if not reply.has_content():
         raise InvalidUpdate("the reply is empty")
     records = dict(reply.content.items())  # asked for again and again, Flower checks each time
-    metrics_in_records = {n: r for n, r in records.items() if isinstance(r, MetricRecord)}
-    _check_size(records, most_array_bytes)
-    with_weight = [record for record in metrics_in_records.values() if weighted_by_key in record]
+    entries: dict[str, dict[str, Any]] = {
+        name: dict(record.items()) for name, record in records.items()
+    }
+    _check_size(records, entries, most_array_bytes)
+    metrics_in_records: list[Mapping[str, Metric]] = [
+        entries[name] for name, record in records.items() if isinstance(record, MetricRecord)
+    ]
+    with_weight = [metrics for metrics in metrics_in_records if weighted_by_key in metrics]
     if len(with_weight) != 1:
-        there = sorted(name for record in metrics_in_records.values() for name in record)
+        there = sorted(name for metrics in metrics_in_records for name in metrics)
         raise InvalidUpdate(
             f"the reply has {len(with_weight)} metric records with {weighted_by_key!r} (the "
             f"strategy's weighted_by_key); send one. Its metrics are {there[:10]}"
@@ -102,7 +108,7 @@ def reported_in(
             f"{weighted_by_key!r} is {shortened(weight)}; it must be a number above 0 and at most "
             f"{max_examples:g}"
         )
-    metrics = _metrics_of(metrics_in_records.values(), weighted_by_key)
+    metrics = _metrics_of(metrics_in_records, weighted_by_key)
     for name in metrics:
         check_metric_name(name)
         if CLUSTER_METRIC.match(name):
@@ -122,20 +128,22 @@ def reported_in(
 
 
 def _check_size(
-    records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord], most_array_bytes: int
+    records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord],
+    entries: Mapping[str, Mapping[str, Any]],
+    most_array_bytes: int,
 ) -> None:
     """Refuse a reply that is too large, before anything in it is copied or converted."""
     array_bytes = num_metrics = 0
     other_bytes = sum(map(len, records))
-    for record in records.values():
-        entries = dict(record.items())
-        other_bytes += sum(map(len, entries))
+    for name, record in records.items():
+        inside = entries[name]
+        other_bytes += sum(map(len, inside))
         if isinstance(record, ArrayRecord):
-            array_bytes += sum(len(array.data) for array in record.values())
+            array_bytes += sum([len(array.data) for array in inside.values()])
             continue
-        other_bytes += sum(map(_num_bytes, entries.values()))
+        other_bytes += sum(map(_num_bytes, inside.values()))
         if isinstance(record, MetricRecord):
-            num_metrics += len(entries)
+            num_metrics += len(inside)
     for what, num_bytes, limit in [
         ("arrays", array_bytes, most_array_bytes),
         ("names, metrics and configurations", other_bytes, MOST_OTHER_BYTES),
@@ -149,6 +157,8 @@ def _check_size(
 
 
 def _num_bytes(value: object) -> int:
+    if type(value) is float:  # nearly always
+        return 8
     if isinstance(value, list):
         return sum(map(_num_bytes, value))
     if isinstance(value, str | bytes):
@@ -158,10 +168,10 @@ def _num_bytes(value: object) -> int:
 
 def metrics_in(content: RecordDict, weighted_by_key: str) -> dict[str, Metric]:
     """Give all metrics of a reply but the weight; of two with one name the last."""
-    return _metrics_of(content.metric_records.values(), weighted_by_key)
+    return _metrics_of(map(dict, content.metric_records.values()), weighted_by_key)
 
 
-def _metrics_of(records: Iterable[MetricRecord], weighted_by_key: str) -> dict[str, Metric]:
+def _metrics_of(records: Iterable[Mapping[str, Metric]], weighted_by_key: str) -> dict[str, Metric]:
     return {
         name: value
         for record in records
@@ -193,7 +203,7 @@ def loss_in(metrics: Mapping[str, float], loss_key: str | None) -> float | None:
 def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:
     """Find the model in a reply: under the key that it was sent with, or the only one there."""
     content = reply.content
-    found = content.get(arrayrecord_key)
+    found = dict(content.items()).get(arrayrecord_key)
     if isinstance(found, ArrayRecord):
         return found
     records = content.array_records
