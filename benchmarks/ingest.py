@@ -34,7 +34,7 @@ from fedbranch.messages import UpdateBatch
 
 SHAPES = {"w1": (776, 128), "b1": (128,), "w2": (128, 4), "b2": (32,)}  # 100,000 numbers
 SKETCH = 1024
-NUM_THREADS, ROWS_AT_ONCE = 2, 16
+NUM_THREADS, ROWS_AT_ONCE = 2, 32
 MUST_REACH = 5.0  # times FedAvg's updates/s
 ARRAYS, WEIGHT = "arrays", "num-examples"
 

@@ -49,7 +49,7 @@ LARGEST_UNIT_OF_SKETCHES = -23
 LARGEST_UNIT = 1200
 ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
-BLOCKS_AT_ONCE = 32
+BLOCKS_AT_ONCE = 128
 WORTH_COMPILING = 2**16  # numbers at once; with fewer, loading machine code would take longer
 
 
