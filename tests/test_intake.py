@@ -662,3 +662,40 @@ def test_lengths_are_judged_in_the_round_after_a_split_as_well():
 
     assert "times as long as usual" in record.refused["c000"]
     assert np.abs(server.tree[1].params).max() < 100
+
+
+def two_that_answered(**settings):
+    server = Server(4, rule=NeverSplit(), **settings)
+    server.plan(["a", "b", "c"])
+    intake = server.intake()
+    for number, client_id in enumerate("abc"):
+        update = np.float32([1, number, 0, 1])
+        assert intake.add(client_id, Update(update, num_examples=1)) is None
+    return server, intake
+
+
+def test_who_leaves_between_reply_and_round_is_refused_alone():
+    server, intake = two_that_answered()
+    server.remove(["b"])
+
+    record = server.step(intake)
+
+    assert record.refused == {"b": "has left since it replied"}
+    assert record.decisions[0].measurements["num_answered"] == 2
+    assert server.tree.root.params.tolist() == [1, 1, 0, 1]
+
+
+def test_an_intake_is_for_its_own_server_only():
+    _, intake = two_that_answered()
+    other, _ = two_that_answered()
+
+    with pytest.raises(ValueError, match="of another server"):
+        other.step(intake)
+
+
+def test_an_intake_does_not_outlive_a_change_of_the_tree():
+    server, intake = two_that_answered()
+    server.tree.advance(0, np.ones(4, dtype=np.float32))
+
+    with pytest.raises(ValueError, match="the tree has changed"):
+        server.step(intake)

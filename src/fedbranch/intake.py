@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedbranch.acceptance import Expected, check_batch, check_update
 from fedbranch.core.geometry import Array, norms, take_rows, to_numpy
+from fedbranch.core.gram import is_on_host
 from fedbranch.core.sketch import Projection
 from fedbranch.core.summation import Extent, extents
 from fedbranch.errors import InvalidUpdate
@@ -74,6 +75,8 @@ class Intake:
         self._parts: dict[int, list[Part]] = {}  # leaf -> sums, of at most one thread at a time
         self._idle: dict[int, list[Part]] = {}
         self._aside: set[str] = set()
+        self._stood: dict[str, int] = {}  # client id -> node for which it replied
+        self._nodes = _standing(situation.tree)
         self.refused: dict[str, str] = {}
 
     @property
@@ -90,6 +93,33 @@ class Intake:
     def aside(self) -> set[str]:
         """Clients whose replies are too long, by what was usual in the round before."""
         return set(self._aside)
+
+    def check_still_fits(self, tree: ParameterTree, this_round: int) -> None:
+        """Raise ValueError unless this is the server of these replies, and stands as it did."""
+        if self.round != this_round:
+            raise ValueError(
+                f"the intake is of round {self.round}, and this is round {this_round}; begin one "
+                "for every round"
+            )
+        if self._situation.tree is not tree:
+            raise ValueError("the intake is of another server; step the one that it was begun by")
+        if _standing(tree) != self._nodes:
+            raise ValueError(
+                "the tree has changed since the intake was begun; begin a new one after undoing or "
+                "merging splits"
+            )
+
+    def gone(self) -> dict[str, str]:
+        """Give the clients that left, or were sent elsewhere, after they replied, with why."""
+        client_ids = list(self._replies)
+        found = {}
+        nodes = self._situation.tree.positions.of_all(client_ids)
+        for client_id, node_id in zip(client_ids, nodes, strict=True):
+            if node_id is None:
+                found[client_id] = "has left since it replied"
+            elif node_id != self._stood[client_id]:
+                found[client_id] = "was sent to another node since it replied"
+        return found
 
     def sums(self) -> dict[int, Sums]:
         """Give the sums of every leaf that got updates, and what held clusters had before."""
@@ -188,6 +218,7 @@ class Intake:
                         raise InvalidUpdate("has already answered in this round")
                     # From here on it has answered, whatever another thread is told meanwhile.
                     self._replies[client_id] = taken[client_id] = reply
+                    self._stood[client_id] = node_id
                     at_node.setdefault(node_id, []).append(client_id)
                 except InvalidUpdate as error:
                     refused[client_id] = str(error)
@@ -430,6 +461,9 @@ def _lengths(replies: Sequence[Reply], keeps: bool) -> NDArray[np.float64]:
     def measured(array: Array) -> NDArray[np.float64]:
         if not array.shape[1]:
             return np.zeros(len(replies))
+        if keeps and is_on_host(array):  # each by itself: no bit depends on who else is there
+            host = to_numpy(array)
+            return np.concatenate([norms(host[row : row + 1]) for row in range(len(host))])
         if keeps:
             return to_numpy(norms(array))
         return extents(to_numpy(array)).lengths
@@ -514,6 +548,11 @@ def _spread(some: Array, at_rows: Sequence[int], like: Array) -> Array:
     xp = array_namespace(some)
     padded = xp.concat([some, xp.zeros_like(some[:1])])
     return take_rows(padded, [place.get(row, len(at_rows)) for row in range(like.shape[0])])
+
+
+def _standing(tree: ParameterTree) -> dict[int, tuple[int, bool]]:
+    """Say of every node which parameters it has, and whether it is a leaf."""
+    return {node.id: (node.version, node.is_leaf) for node in tree}
 
 
 def _shown_id(client_id: object) -> str:

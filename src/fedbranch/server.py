@@ -94,14 +94,15 @@ class Server:
         How the tree keeps the updates that newcomers are compared with: by default
         :class:`InMemory`; :class:`Sketched` or :class:`OnDisk` for large populations.
     sketch
-        Find clusters, route newcomers and see strangers by sketches of so many numbers instead
+        Find clusters and route newcomers by sketches of so many numbers instead
         of whole updates or signals; or a :class:`fedbranch.core.sketch.Projection` that makes
         them, with a seed of your own. None: by whole ones.
     keep_updates
         False, with sketches: updates are added up as they come and not kept, so that memory is
         that of the models, of the sketches, and of the batches that come in. Then the aggregate
         is the weighted mean, nobody can be asked to measure how a split would pay, and the
-        guard's limits on lengths go by what was usual in the round before.
+        guard's limits on lengths go by what was usual in the round before; who resembles nobody
+        is seen by sketches, when its update has been counted in that round's mean.
 
     Examples
     --------
@@ -363,13 +364,10 @@ class Server:
         intake = updates if isinstance(updates, Intake) else self.intake()
         if not isinstance(updates, Intake):
             intake.add_all(updates)
-        if intake.round != this_round:
-            raise ValueError(
-                f"the intake is of round {intake.round}, and this is round {this_round}; begin one "
-                "for every round"
-            )
-        replies = intake.replies
-        refused = dict(intake.refused)
+        intake.check_still_fits(self.tree, this_round)
+        gone = intake.gone()
+        replies = {i: reply for i, reply in intake.replies.items() if i not in gone}
+        refused = intake.refused | gone
         routed, at_leaves = self._route(replies, refused)
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         leaf_ids = self.tree.positions.of_all(list(at_leaves))

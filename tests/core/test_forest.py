@@ -152,3 +152,12 @@ def test_updates_that_are_not_finite_are_an_error(value, memory_bytes):
 
     with pytest.raises(ValueError, match="NaN or infinity"):
         hierarchy_of(updates, memory_bytes=memory_bytes)
+
+
+def test_what_are_no_updates_is_an_error():
+    with pytest.raises(TypeError, match="convert them to float32"):
+        hierarchy_of(np.ones((4, 3), dtype=np.int64))
+    with pytest.raises(ValueError, match="stack them"):
+        hierarchy_of(np.ones(4))
+    with pytest.raises(ValueError, match="memory_bytes is -5"):
+        hierarchy_of(np.ones((4, 3)), memory_bytes=-5)

@@ -27,7 +27,7 @@ from scipy.sparse.csgraph import (
 )
 
 from fedbranch.core.bipartition import Hierarchy, spanning_tree_of, strict_order
-from fedbranch.core.geometry import cosine_similarity, scaled_for_cosines
+from fedbranch.core.geometry import checked_namespace, cosine_similarity, scaled_for_cosines
 from fedbranch.core.gram import Array, is_on_host, products, to_numpy
 
 __all__ = ["hierarchy_of"]
@@ -79,13 +79,16 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     >>> hierarchy_of(updates).groups(2)
     array([0, 0, 1])
     """
+    xp = checked_namespace(updates, "updates")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise ValueError(f"memory_bytes is {memory_bytes}; it must be at least 1")
     on_host = is_on_host(updates)
     if memory_bytes is None:
         memory_bytes = BYTES_ON_HOST if on_host else BYTES_ELSEWHERE
     num_clients = int(updates.shape[0])
     if num_clients == 0:
         raise ValueError("there are no updates; pass at least one")
-    number_bytes = array_namespace(updates).finfo(updates.dtype).bits // 8
+    number_bytes = xp.finfo(updates.dtype).bits // 8
     fits = num_clients**2 * number_bytes <= memory_bytes
     if fits and (on_host or num_clients <= DENSE_ELSEWHERE):
         merges = spanning_tree_of(to_numpy(cosine_similarity(updates)))

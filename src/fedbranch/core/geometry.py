@@ -26,6 +26,7 @@ from fedbranch.core.gram import (
 
 __all__ = [
     "Array",
+    "checked_namespace",
     "cosine_error_bound",
     "cosine_similarity",
     "norms",
@@ -60,7 +61,7 @@ def norms(updates: Array) -> Array:
     >>> norms(np.array([[3.0, 4.0], [0.0, 0.0]], dtype=np.float32))
     array([5., 0.])
     """
-    _checked_namespace(updates, "updates")
+    checked_namespace(updates, "updates")
     largest = _largest_entries(updates)
     return largest * _scaled_norms(updates, largest)
 
@@ -95,10 +96,10 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
            [1., 1., 0.],
            [0., 0., 0.]])
     """
-    _checked_namespace(updates, "updates")
+    checked_namespace(updates, "updates")
     if others is None:
         return _similarity_of_all(updates)
-    _checked_namespace(others, "others")
+    checked_namespace(others, "others")
     if others.shape[1] != updates.shape[1]:
         raise ValueError(
             f"updates have {updates.shape[1]} columns and others {others.shape[1]}; "
@@ -155,7 +156,7 @@ def weighted_mean(updates: Array, weights: Array) -> Array:
     >>> weighted_mean(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([3.0, 1.0]))
     array([0.75, 0.25])
     """
-    xp = _checked_namespace(updates, "updates")
+    xp = checked_namespace(updates, "updates")
     if updates.shape[0] == 0:
         raise ValueError("there is no mean of zero updates; pass at least one")
     shares = xp.astype(xp.asarray(weights, device=device(updates)), xp.float64)
@@ -183,7 +184,8 @@ def take_rows(matrix: Array, rows: Sequence[int]) -> Array:
     return taken
 
 
-def _checked_namespace(updates: Array, name: str):  # type: ignore[no-untyped-def]  # a module
+def checked_namespace(updates: Array, name: str):  # type: ignore[no-untyped-def]  # a module
+    """Give the library that updates are of, or say what is wrong with them."""
     xp = array_namespace(updates)
     if updates.ndim != 2 or updates.shape[1] == 0:
         raise ValueError(

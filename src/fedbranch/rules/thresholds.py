@@ -15,7 +15,7 @@ from fedbranch.rules.evidence import Decision, Evidence, Groups, Verdict, norm_m
 
 __all__ = ["NeverSplit", "Thresholds"]
 
-MOST_REFINED = 16_384  # clients, whose sketches' similarities fit into memory
+MOST_REFINED = 8192  # clients, with a few matrices of whose similarities memory still can do
 
 
 @dataclass(frozen=True)
