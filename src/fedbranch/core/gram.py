@@ -36,7 +36,7 @@ Array: TypeAlias = NDArray[np.floating]
 BLOCK = 4096
 # Beyond so many rows BLAS certainly sums in blocks of its own, shorter than ours.
 MANY_ROWS = 512
-TILE_ON_HOST = 256  # rows of a tile that stays in the cache
+TILE_ON_HOST = 128  # rows of a tile that stays in the cache
 TILE_ELSEWHERE = 4096  # where every operation is a launch
 
 
@@ -121,16 +121,14 @@ def mirror_scaled(matrix: Array, scale: Array) -> None:
     side = min(TILE_ON_HOST, max(1, num_rows // 16)) if is_on_host(matrix) else TILE_ELSEWHERE
     blocks = list(column_blocks(num_rows, side))
     for number, rows in enumerate(blocks):
-        for columns in blocks[number:]:
-            tile = matrix[rows, columns]  # a view
-            tile *= scale[rows][:, None]
-            tile *= scale[columns][None, :]
-            xp.clip(tile, -1.0, 1.0, out=tile)
-            if rows == columns:
-                above = xp.triu(tile, k=1)
-                matrix[rows, columns] = xp.triu(tile) + xp.permute_dims(above, (1, 0))
-            else:
-                matrix[columns, rows] = xp.permute_dims(tile, (1, 0))
+        strip = matrix[rows, rows.start :]  # a view
+        strip *= scale[rows][:, None]
+        strip *= scale[rows.start :][None, :]
+        xp.clip(strip, -1.0, 1.0, out=strip)
+        for columns in blocks[number + 1 :]:
+            matrix[columns, rows] = matrix[rows, columns].T
+        tile = matrix[rows, rows]
+        matrix[rows, rows] = xp.triu(tile) + xp.triu(tile, k=1).T
 
 
 def _beside(updates: Array, found: NDArray[np.floating]) -> Array:
