@@ -46,7 +46,7 @@ MAY_SEE = {
         "privacy", "randomness", "rules", "runs", "seeds", "server", "sim", "tree",
     },
     "flower": {
-        "acceptance", "checkpoint", "core", "edges", "errors", "examination", "files", "flower", "guard", "halves", "messages",
+        "acceptance", "checkpoint", "core", "edges", "errors", "examination", "files", "flower", "guard", "halves", "intake", "messages",
         "privacy", "records", "rules", "runs", "seeds", "server", "tree",
     },
     "settings": {"errors"},

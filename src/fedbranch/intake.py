@@ -32,6 +32,7 @@ from fedbranch.tree import ParameterTree
 __all__ = ["Intake", "Situation"]
 
 _UNKNOWN = "unknown client: it never joined or has left"
+_NAMES = ("update", "signal", "buffers")  # of a reply's three lengths
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,6 +78,7 @@ class Intake:
         self._aside: set[str] = set()
         self._stood: dict[str, int] = {}  # client id -> node for which it replied
         self._nodes = _standing(situation.tree)
+        self._bases = {node.id: node.base for node in situation.tree}
         self.refused: dict[str, str] = {}
 
     @property
@@ -175,6 +177,22 @@ class Intake:
             list(updates.items() if isinstance(updates, Mapping) else updates)
         )
 
+    def refuse(self, refused: Mapping[str, str]) -> None:
+        """Note of clients that there is no reply of use, as whoever collects them has found.
+
+        Parameters
+        ----------
+        refused
+            Client id -> why.
+        """
+        with self._lock:
+            self._note(refused)
+
+    def _note(self, refused: Mapping[str, str]) -> None:
+        for client_id, reason in refused.items():
+            # Of several reasons always the same one, whichever came first.
+            self.refused[client_id] = min(reason, self.refused.get(client_id, reason))
+
     def _take_checked(self, pairs: Sequence[tuple[str, Update]]) -> dict[str, str]:
         """Check each reply, and take those that can be used."""
         usable: dict[str, tuple[str | None, Reply]] = {}
@@ -231,9 +249,7 @@ class Intake:
                 self._aside |= too_long.keys()
             refused |= too_long
         with self._lock:
-            for client_id, reason in refused.items():
-                # Of several reasons always the same one, whichever came first.
-                self.refused[client_id] = min(reason, self.refused.get(client_id, reason))
+            self._note(refused)
         return refused
 
     def _check_sender(self, client_id: str) -> None:
@@ -244,18 +260,17 @@ class Intake:
 
     def _check_base(self, client_id: str, base: str | None, node_id: int) -> None:
         """Refuse a reply that does not answer what the client's position asks for now."""
-        tree = self._situation.tree
         if base is None:
             base = self._situation.asked.get(client_id)
         if base is None:
             raise InvalidUpdate("no task was planned for this client in this round")
-        node = tree[node_id]
-        if not isinstance(base, str) or base != node.base:
+        present = self._bases[node_id]
+        if not isinstance(base, str) or base != present:
             raise InvalidUpdate(
                 f"computed at other parameters ({shortened(base)}) than the client's position has now "
-                f"({node.base!r})"
+                f"({present!r})"
             )
-        case = self._situation.cases.get(node.id)
+        case = self._situation.cases.get(node_id)
         if case is not None and client_id in case.replies:
             raise InvalidUpdate("has already answered at these parameters")
 
@@ -268,166 +283,88 @@ class Intake:
         projection: Projection,
     ) -> tuple[dict[str, Reply], dict[str, str]]:
         """Give replies with sketches in place of what is compared, and why some are too long."""
-        tree, keeps = self._situation.tree, self._situation.keeps_updates
+        keeps = self._situation.keeps_updates
         sketched: dict[str, Reply] = {}
         too_long: dict[str, str] = {}
-        for node_id, at_once in at_node.items():
-            # As they lie in memory, so that nothing need be copied.
-            client_ids = sorted(at_once, key=lambda client_id: replies[client_id].row)
-            ordered = [replies[client_id] for client_id in client_ids]
-            lengths = _lengths(ordered, keeps)
-            if keeps or not tree[node_id].is_leaf:
-                sketches = projection.of(stacked(ordered, "compared"))
+        for node_id, client_ids in at_node.items():
+            group = _Group.of(client_ids, replies, keeps)
+            if keeps or not self._situation.tree[node_id].is_leaf:
+                sketches = projection.of(group.compared)
             else:
-                too_long |= self._too_long(node_id, client_ids, lengths)
-                if too_long:
-                    rows = [row for row, i in enumerate(client_ids) if i not in too_long]
-                    client_ids = [client_ids[row] for row in rows]
-                    ordered, lengths = [ordered[row] for row in rows], lengths[rows]
-                    if not rows:
+                if found := self._too_long(node_id, group):
+                    too_long |= found
+                    client_ids = [i for i in client_ids if i not in found]
+                    if not client_ids:
                         continue
-                sketches = self._fold(node_id, client_ids, ordered, lengths)
+                    group = _Group.of(client_ids, replies, keeps)
+                sketches = self._fold(node_id, group)
             sketched |= zip(
-                client_ids,
-                _with_sketches(ordered, sketches, lengths, projection, keeps),
-                strict=True,
+                group.client_ids, _with_sketches(group, sketches, projection, keeps), strict=True
             )
         return sketched, too_long
 
-    def _too_long(
-        self, node_id: int, client_ids: Sequence[str], lengths: NDArray[np.float64]
-    ) -> dict[str, str]:
+    def _too_long(self, node_id: int, group: _Group) -> dict[str, str]:
         guard = self._situation.guard
-        case = self._situation.cases.get(node_id)
-        if guard is None or case is None or not case.usual:
+        usual = self._usual(node_id)
+        if guard is None or not usual:
             return {}
         found = {}
-        for client_id, own in zip(client_ids, lengths.tolist(), strict=True):
-            for name, length in zip(("update", "signal", "buffers"), own, strict=True):
-                if name == "signal" and not self._situation.expected.compares_signal:
+        for client_id, own in zip(group.client_ids, group.lengths.tolist(), strict=True):
+            was_aside = client_id in self._situation.set_aside
+            for name, length in zip(_NAMES, own, strict=True):
+                if name == "signal" and group.compares_update:
                     continue
-                was_aside = client_id in self._situation.set_aside
-                usual = case.usual.get(name, 0.0)
-                if why := guard.too_long(name, length, usual, was_aside and name != "buffers"):
+                if why := guard.too_long(
+                    name, length, usual.get(name, 0.0), was_aside and name != "buffers"
+                ):
                     found[client_id] = why
                     break
         return found
 
-    def _fold(
-        self,
-        node_id: int,
-        client_ids: Sequence[str],
-        replies: Sequence[Reply],
-        lengths: NDArray[np.float64],
-    ) -> Array:
+    def _fold(self, node_id: int, group: _Group) -> Array:
         """Add replies to the sums of their leaf, and give the sketches that are made on the way."""
-        projection = self._situation.projection
-        assert projection is not None
-        weights = [
-            reply.weight if self._situation.weighting == "examples" else 1.0 for reply in replies
-        ]
-        vectors, buffers = (to_numpy(stacked(replies, name)) for name in ("vector", "buffers"))
-        signals = None
-        if self._situation.expected.compares_signal:
-            signals = to_numpy(stacked(replies, "compared"))
+        by_examples = self._situation.weighting == "examples"
+        weights = [reply.weight if by_examples else 1.0 for reply in group.replies]
         guard = self._situation.guard
         before = self._before(node_id)
-        now, settled = [], []
+        shortening = self._shortening(node_id, group)
+        now = []
         with self._lock:
             sums = self._sums.get(node_id)
             if sums is None:
                 sums = self._sums[node_id] = Sums(self._new_part())
-            for row, (client_id, weight) in enumerate(zip(client_ids, weights, strict=True)):
+            for row, (client_id, weight) in enumerate(zip(group.client_ids, weights, strict=True)):
                 if before is not None and client_id in before.weights:
                     continue  # a stranger, or one who left and came back, has been counted
                 sums.claim(client_id, weight)
                 if sums.is_settled(weight, guard):
                     now.append(row)
                 else:
-                    sums.held_back[client_id] = self._whole(
-                        row, lengths[row], node_id, vectors, buffers, signals
-                    )
+                    sums.held_back[client_id] = group.whole(row, shortening)
             settled = sums.settled(guard)
         with self._part(node_id) as part:
             for whole, weight in settled:
                 part.add_whole(whole, weight)
-            return self._add_rows(
-                part, now, weights, lengths, node_id, replies, vectors, buffers, signals
-            )
+            return _added(part, group, now, weights, shortening)
 
-    def _add_rows(
-        self,
-        part: Part,
-        now: list[int],
-        weights: Sequence[float],
-        lengths: NDArray[np.float64],
-        node_id: int,
-        replies: Sequence[Reply],
-        vectors: NDArray[np.float32],
-        buffers: NDArray[np.float32],
-        signals: NDArray[np.float32] | None,
-    ) -> Array:
-        projection = part.projection
-        compared = vectors if signals is None else signals
-        is_long = [
-            row
-            for row in (now if self._knows_usual(node_id) else ())
-            if self._shortening(
-                "signal" if signals is not None else "update", lengths[row, 1], node_id
-            )
-            < 1
-            or self._shortening("update", lengths[row, 0], node_id) < 1
-        ]
-        quick = [row for row in now if row not in set(is_long)] if is_long else now
-        sketches = np.zeros((len(replies), projection.size), dtype=np.float32)
-        others = sorted(set(range(len(replies))) - set(quick))
-        if others:
-            sketches[others] = projection.of(compared[others])
-        for row in is_long:
-            whole = self._whole(row, lengths[row], node_id, vectors, buffers, signals)
-            part.add_whole(whole, weights[row])
-        if quick:
-            counted = [weights[row] for row in quick]
-            extent = _extent_of(replies, quick)
-            made = part.compared.add(
-                take_rows(compared, quick), counted, extent if signals is None else None
-            )
-            assert made is not None
-            sketches[quick] = made
-            if signals is not None:
-                part.sums["vector"].add(take_rows(vectors, quick), counted, extent)
-            if buffers.shape[1]:
-                part.sums["buffers"].add(take_rows(buffers, quick), counted)
-        return sketches
+    def _shortening(self, node_id: int, group: _Group) -> NDArray[np.float64] | None:
+        """Say how much each update, signal and buffers are to be shortened, shape (n, 3).
 
-    def _whole(
-        self,
-        row: int,
-        lengths: NDArray[np.float64],
-        node_id: int,
-        vectors: NDArray[np.float32],
-        buffers: NDArray[np.float32],
-        signals: NDArray[np.float32] | None,
-    ) -> Whole:
-        """Give a copy of a reply, no longer than it may count for."""
-        signal = None
-        if signals is not None:
-            signal = signals[row] * np.float32(self._shortening("signal", lengths[1], node_id))
-        return Whole(
-            vector=vectors[row] * np.float32(self._shortening("update", lengths[0], node_id)),
-            buffers=buffers[row].copy(),
-            signal=signal,
-        )
+        None if none of them is.
+        """
+        guard, usual = self._situation.guard, self._usual(node_id)
+        if guard is None or guard.clipped_length is None or not usual:
+            return None
+        factors = np.ones_like(group.lengths)
+        for column, name in enumerate(_NAMES[:2]):
+            for row, length in enumerate(group.lengths[:, column].tolist()):
+                factors[row, column] = guard.shortening(length, usual.get(name, 0.0))
+        return factors if (factors < 1).any() else None
 
-    def _shortening(self, name: str, length: float, node_id: int) -> float:
-        guard, case = self._situation.guard, self._situation.cases.get(node_id)
-        if guard is None or case is None:
-            return 1.0
-        return guard.shortening(length, case.usual.get(name, 0.0))
-
-    def _knows_usual(self, node_id: int) -> bool:
+    def _usual(self, node_id: int) -> Mapping[str, float]:
+        """Give the lengths that were usual at a leaf in the round before, if they are known."""
         case = self._situation.cases.get(node_id)
-        return case is not None and bool(case.usual)
+        return {} if case is None else case.usual
 
     def _before(self, node_id: int) -> Sums | None:
         """Give what a leaf that stands still has of earlier rounds."""
@@ -455,76 +392,156 @@ class Intake:
             self._idle[node_id].append(part)
 
 
-def _lengths(replies: Sequence[Reply], keeps: bool) -> NDArray[np.float64]:
-    """Measure updates, what is compared of them, and buffers: shape (n, 3)."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Group:
+    """Replies for one node, one row each, in the order in which they lie in memory.
 
-    def measured(array: Array) -> NDArray[np.float64]:
-        if not array.shape[1]:
-            return np.zeros(len(replies))
-        if keeps and is_on_host(array):  # each by itself: no bit depends on who else is there
-            host = to_numpy(array)
-            return np.concatenate([norms(host[row : row + 1]) for row in range(len(host))])
-        if keeps:
-            return to_numpy(norms(array))
-        return extents(to_numpy(array)).lengths
+    What is compared is the very array of the updates if it is these.
+    """
 
-    whole = stacked(replies, "vector")
-    extent = None if keeps else _extent_of(replies, range(len(replies)))
-    of_update = measured(whole) if extent is None else extent.lengths
-    of_compared = of_update
-    if not all(reply.rows.compares_update for reply in replies):
-        of_compared = measured(stacked(replies, "compared"))
-    return np.stack([of_update, of_compared, measured(stacked(replies, "buffers"))], axis=1)
+    client_ids: Sequence[str]
+    replies: Sequence[Reply]
+    vectors: Array
+    buffers: Array
+    compared: Array
+    lengths: NDArray[np.float64]  # shape (n, 3): of update, of what is compared, of buffers
+    extent: Extent | None  # of the updates
+
+    @classmethod
+    def of(cls, client_ids: Sequence[str], replies: Mapping[str, Reply], keeps: bool) -> _Group:
+        """Put the replies of some clients together, on the host if they are not kept."""
+        in_order = sorted(client_ids, key=lambda client_id: replies[client_id].row)
+        ordered = [replies[client_id] for client_id in in_order]
+        sources = {id(reply.rows): reply.rows for reply in ordered}
+        vectors, buffers = stacked(ordered, "vector"), stacked(ordered, "buffers")
+        compared = vectors
+        if not all(rows.compares_update for rows in sources.values()):
+            compared = stacked(ordered, "compared")
+        extent = None
+        if not keeps:
+            vectors, buffers = to_numpy(vectors), to_numpy(buffers)
+            compared = vectors if compared is vectors else to_numpy(compared)
+            extent = _known_extent(ordered) or extents(vectors)
+        of_update = _measured(vectors, keeps) if extent is None else extent.lengths
+        of_compared = of_update if compared is vectors else _measured(compared, keeps)
+        return cls(
+            client_ids=in_order,
+            replies=ordered,
+            vectors=vectors,
+            buffers=buffers,
+            compared=compared,
+            lengths=np.stack([of_update, of_compared, _measured(buffers, keeps)], axis=1),
+            extent=extent,
+        )
+
+    @property
+    def compares_update(self) -> bool:
+        """Whether it is the updates that are compared, not a signal."""
+        return self.compared is self.vectors
+
+    def whole(self, row: int, shortening: NDArray[np.float64] | None) -> Whole:
+        """Give a copy of a reply, no longer than it may count for."""
+        of_update, of_signal = (1.0, 1.0) if shortening is None else shortening[row, :2].tolist()
+        signal = None if self.compares_update else self.compared[row] * np.float32(of_signal)
+        return Whole(
+            vector=self.vectors[row] * np.float32(of_update),
+            buffers=self.buffers[row].copy(),
+            signal=signal,
+        )
 
 
-def _extent_of(replies: Sequence[Reply], rows: Iterable[int]) -> Extent | None:
+def _known_extent(replies: Sequence[Reply]) -> Extent | None:
     """Give what was measured of updates when they were checked, if all of them were."""
-    chosen = [replies[row] for row in rows]
-    if chosen and all(reply.rows is chosen[0].rows for reply in chosen):
-        extent = chosen[0].rows.extent
-        if extent is None:
+    if all(reply.rows is replies[0].rows for reply in replies):
+        extent = replies[0].rows.extent
+        if extent is None or len(replies) == len(extent.lengths):
+            return extent
+    lengths, strongest = [], []
+    for reply in replies:
+        if reply.rows.extent is None:
             return None
-        places = [reply.row for reply in chosen]
-        return Extent(extent.lengths[places], extent.strongest[places])
-    found = [(reply.rows.extent, reply.row) for reply in chosen]
-    if any(extent is None for extent, _ in found):
-        return None
-    return Extent(
-        np.array([extent.lengths[row] for extent, row in found if extent is not None]),
-        np.array([extent.strongest[row] for extent, row in found if extent is not None]),
-    )
+        lengths.append(reply.rows.extent.lengths[reply.row])
+        strongest.append(reply.rows.extent.strongest[reply.row])
+    return Extent(np.array(lengths), np.array(strongest))
+
+
+def _measured(array: Array, keeps: bool) -> NDArray[np.float64]:
+    """Measure the length of every row."""
+    if not array.shape[1]:
+        return np.zeros(array.shape[0])
+    if not keeps:
+        return extents(to_numpy(array)).lengths
+    if is_on_host(array):  # each by itself: no bit depends on who else is there
+        host = to_numpy(array)
+        return np.concatenate([norms(host[row : row + 1]) for row in range(len(host))])
+    return to_numpy(norms(array))
+
+
+def _added(
+    part: Part,
+    group: _Group,
+    now: Sequence[int],
+    weights: Sequence[float],
+    shortening: NDArray[np.float64] | None,
+) -> Array:
+    """Add some rows of a group to sums, and give the sketches of all of its rows."""
+    is_long: set[int] = set()
+    if shortening is not None:
+        is_long = set(np.flatnonzero((shortening < 1).any(axis=1)).tolist())
+    quick = [row for row in now if row not in is_long]
+    for row in sorted(is_long.intersection(now)):
+        part.add_whole(group.whole(row, shortening), weights[row])
+    if len(quick) == len(group.replies):
+        return _added_rows(part, group, quick, weights)
+    sketches = np.zeros((len(group.replies), part.projection.size), dtype=np.float32)
+    others = sorted(set(range(len(group.replies))).difference(quick))
+    sketches[others] = part.projection.of(group.compared[others])
+    if quick:
+        sketches[quick] = _added_rows(part, group, quick, weights)
+    return sketches
+
+
+def _added_rows(
+    part: Part, group: _Group, rows: Sequence[int], weights: Sequence[float]
+) -> NDArray[np.float32]:
+    """Add rows that are neither shortened nor held back, and give their sketches."""
+    assert group.extent is not None
+    counted = [weights[row] for row in rows]
+    lengths, strongest = group.extent
+    if len(rows) < len(lengths):
+        lengths, strongest = lengths[rows], strongest[rows]
+    extent = Extent(lengths, strongest)
+    of_compared = extent if group.compares_update else None
+    sketches = part.compared.add(take_rows(group.compared, rows), counted, of_compared)
+    assert sketches is not None
+    if not group.compares_update:
+        part.sums["vector"].add(take_rows(group.vectors, rows), counted, extent)
+    if group.buffers.shape[1]:
+        part.sums["buffers"].add(take_rows(group.buffers, rows), counted)
+    return sketches
 
 
 def _with_sketches(
-    replies: Sequence[Reply],
-    sketches: Array,
-    lengths: NDArray[np.float64],
-    projection: Projection,
-    keeps: bool,
+    group: _Group, sketches: Array, projection: Projection, keeps: bool
 ) -> list[Reply]:
     """Put sketches in the place of what is compared, and leave the rest out if it is not kept."""
+    replies = group.replies
     halves = [row for row, reply in enumerate(replies) if reply.has_halves]
     whole_halves = half_sketches = None
     if halves:
-        of_halves = projection.of(stacked([replies[row] for row in halves], "half_difference"))
-        half_sketches = _spread(of_halves, halves, sketches)
+        of_halves = stacked([replies[row] for row in halves], "half_difference")
+        half_sketches = _spread(projection.of(of_halves), halves, sketches)
         if keeps:
-            whole_halves = _spread(
-                stacked([replies[row] for row in halves], "half_difference"), halves, sketches
-            )
-    buffers = stacked(replies, "buffers")
-    vectors = stacked(replies, "vector")
-    signal = None
-    if keeps and not all(reply.rows.compares_update for reply in replies):
-        signal = stacked(replies, "compared")
+            whole_halves = _spread(of_halves, halves, sketches)
+    nothing = np.zeros((len(replies), 0), np.float32)
     rows = Rows(
-        vector=vectors if keeps else np.zeros((len(replies), 0), np.float32),
+        vector=group.vectors if keeps else nothing,
         compared=sketches,
-        buffers=buffers if keeps else np.zeros((len(replies), 0), np.float32),
+        buffers=group.buffers if keeps else nothing,
         half_difference=half_sketches,
-        signal=signal,
+        signal=group.compared if keeps and not group.compares_update else None,
         whole_half_difference=whole_halves,
-        lengths=lengths,
+        lengths=group.lengths,
     )
     return [
         Reply(

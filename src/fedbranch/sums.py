@@ -141,10 +141,10 @@ class Sums:
         # and that only grows. Of weights of its own size or more half of it is counted, so that
         # nobody has to look at all of them.
         size = math.frexp(weight)[1]
-        least = sum(
-            total if other < size else number * math.ldexp(0.5, size)
-            for other, (number, total) in self._sizes.items()
-        )
+        half = math.ldexp(0.5, size)
+        least = 0.0
+        for other, (number, total) in self._sizes.items():
+            least += total if other < size else number * half
         return guard.max_share * least >= 1.000001 * weight  # with room for rounding
 
     def claim(self, client_id: str, weight: float) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedbranch.core import summation
 from fedbranch.core.geometry import norms, weighted_mean
+from fedbranch.core.machine_code import machine_code as load
 from fedbranch.core.sketch import Projection
 from fedbranch.core.summation import CARRY, ExactSum, extents
 
@@ -348,11 +349,11 @@ def test_updates_that_lie_apart_give_the_same_bits(machine_code):
 
 
 def test_without_numba_numpy_does_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fedbranch.core.summation_compiled", None)
+    monkeypatch.setitem(sys.modules, summation.TWIN, None)
     monkeypatch.setattr(summation, "WORTH_COMPILING", 0)
-    summation._machine_code.cache_clear()
+    load.cache_clear()
     try:
         assert extents(np.float32([[3.0, 4.0]])).lengths.tolist() == [5.0]
-        assert summation._machine_code() is None
+        assert load(summation.TWIN) is None
     finally:
-        summation._machine_code.cache_clear()
+        load.cache_clear()

@@ -208,8 +208,16 @@ def replace_replies(make_content):
     return on_reply
 
 
+KEPT, FOLDED = {}, {"sketch": 16, "keep_updates": False}
+
+
+@pytest.fixture(scope="module", params=[KEPT, FOLDED], ids=["kept", "folded"])
+def settings(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def without_the_client():
+def without_the_client(settings):
     """The federation in which the client takes part in the evaluation only."""
     return start(
         make_grid(
@@ -221,14 +229,16 @@ def without_the_client():
         ),
         num_rounds=NUM_ROUNDS,
         timeout=0.05,
+        **settings,
     )
 
 
 @pytest.mark.parametrize("name", BAD_CONTENTS)
-def test_a_bad_reply_is_refused_alone_with_its_reason(name, without_the_client):
+def test_a_bad_reply_is_refused_alone_with_its_reason(name, without_the_client, settings):
     make_content, reason = BAD_CONTENTS[name]
+    grid = make_grid(on_reply=replace_replies(make_content))
 
-    result = start(make_grid(on_reply=replace_replies(make_content)), num_rounds=NUM_ROUNDS)
+    result = start(grid, num_rounds=NUM_ROUNDS, **settings)
 
     for entry in result.history:
         assert list(entry.record.refused) == ["partition-0001"]
@@ -240,13 +250,13 @@ def test_a_bad_reply_is_refused_alone_with_its_reason(name, without_the_client):
         np.testing.assert_array_equal(leaf.params, without_the_client.tree[leaf.id].params)
 
 
-def test_an_error_is_refused_with_what_the_client_said():
+def test_an_error_is_refused_with_what_the_client_said(settings):
     def on_reply(message, reply):
         if message.metadata.dst_node_id != BAD:
             return reply
         return Message(Error(code=2, reason="CUDA out of memory\n" + "x" * 9999), reply_to=message)
 
-    result = start(make_grid(on_reply=on_reply), num_rounds=NUM_ROUNDS)
+    result = start(make_grid(on_reply=on_reply), num_rounds=NUM_ROUNDS, **settings)
 
     reason = result.history[-1].record.refused["partition-0001"]
     assert reason.startswith("the client failed (error 2): CUDA out of memory xxx")
@@ -270,7 +280,7 @@ def test_a_silent_client_is_left_out_when_the_time_is_up(without_the_client):
         assert "took longer than 0.05 s" in entry.record.refused["partition-0001"]
 
 
-def test_a_late_reply_to_an_older_model_is_refused_as_such():
+def test_a_late_reply_to_an_older_model_is_refused_as_such(settings):
     withheld = []
 
     def on_reply(message, reply):
@@ -281,26 +291,26 @@ def test_a_late_reply_to_an_older_model_is_refused_as_such():
             withheld.append(reply)
         return None
 
-    result = start(make_grid(on_reply=on_reply), num_rounds=2, timeout=1)
+    result = start(make_grid(on_reply=on_reply), num_rounds=2, timeout=1, **settings)
 
     assert "took longer than 1 s" in result.history[0].record.refused["partition-0001"]
     assert "computed at other parameters" in result.history[1].record.refused["partition-0001"]
 
 
-def test_a_reply_of_another_node_is_refused():
+def test_a_reply_of_another_node_is_refused(settings):
     def on_reply(message, reply):
         if message.metadata.dst_node_id == BAD:
             reply.metadata.__dict__["_src_node_id"] = 12345
         return reply
 
-    result = start(make_grid(on_reply=on_reply), num_rounds=1, timeout=0.1)
+    result = start(make_grid(on_reply=on_reply), num_rounds=1, timeout=0.1, **settings)
 
     assert result.history[0].record.refused == {
         "partition-0001": "answered by another node (12345)"
     }
 
 
-def test_what_another_node_says_first_does_not_silence_the_one_that_was_asked():
+def test_what_another_node_says_first_does_not_silence_the_one_that_was_asked(settings):
     genuine = []
 
     def on_reply(message, reply):
@@ -322,9 +332,9 @@ def test_what_another_node_says_first_does_not_silence_the_one_that_was_asked():
 
     grid.pull_messages = pull_messages
 
-    result = start(grid, num_rounds=NUM_ROUNDS)
+    result = start(grid, num_rounds=NUM_ROUNDS, **settings)
 
-    assert result.history == start(make_grid(), num_rounds=NUM_ROUNDS).history
+    assert result.history == start(make_grid(), num_rounds=NUM_ROUNDS, **settings).history
     assert not result.history[0].record.refused
 
 
@@ -345,13 +355,13 @@ def test_a_bad_evaluation_and_its_reason_stand_in_the_history():
     assert "partition-0001" in result.history[0].record.metrics  # its training was used
 
 
-def test_replies_in_any_order_give_the_same_bytes():
+def test_replies_in_any_order_give_the_same_bytes(settings):
     plain = make_grid()
     shuffled = make_grid()
     pull = shuffled.pull_messages
     shuffled.pull_messages = lambda message_ids: pull(message_ids)[::-1]
 
-    results = [start(grid, num_rounds=8) for grid in (plain, shuffled)]
+    results = [start(grid, num_rounds=8, **settings) for grid in (plain, shuffled)]
 
     first, second = (result.history for result in results)
     assert first == second

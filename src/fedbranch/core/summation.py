@@ -12,16 +12,15 @@ both give the same bits.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbranch.core.machine_code import machine_code
 from fedbranch.core.sketch import Projection
 
 __all__ = ["ExactSum", "Extent", "extents"]
@@ -50,6 +49,7 @@ LARGEST_UNIT = 1200
 ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
 BLOCKS_AT_ONCE = 128
+TWIN = "fedbranch.core.summation_compiled"
 WORTH_COMPILING = 2**16  # numbers at once; with fewer, loading machine code would take longer
 
 
@@ -139,15 +139,7 @@ def _halved(squares: NDArray[np.floating]) -> NDArray[np.floating]:
 
 def _compiled(num_entries: int) -> ModuleType | None:
     """Give the same in machine code, if it is worth it and Numba is installed."""
-    return _machine_code() if num_entries >= WORTH_COMPILING else None
-
-
-@lru_cache(maxsize=1)
-def _machine_code() -> ModuleType | None:
-    try:
-        return importlib.import_module("fedbranch.core.summation_compiled")
-    except ImportError:  # of Numba, or it does not go with this NumPy
-        return None
+    return machine_code(TWIN) if num_entries >= WORTH_COMPILING else None
 
 
 def _is_plain(updates: NDArray[np.floating]) -> bool:

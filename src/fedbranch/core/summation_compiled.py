@@ -1,19 +1,17 @@
 """The loops of exact sums in machine code, by Numba: every number is touched once.
 
 They give, bit for bit, what the NumPy code of :mod:`fedbranch.core.summation` gives, which says
-what they do and why; that module loads this one if Numba is installed. No flag lets the compiler
-change the order of float operations, and the global interpreter lock is released.
+what they do and why; that module loads this one if Numba is installed.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numba import njit
 from numba.types import Array, float32, float64, int64, void
 from numpy.typing import NDArray
+
+from fedbranch.core.machine_code import compiled
 
 __all__ = ["add_rows", "block_squares", "fold"]
 
@@ -25,19 +23,7 @@ _NUMBERS = Array(float32, 1, "C", readonly=True)
 _WHOLE = Array(int64, 1, "C", readonly=True)
 
 
-def _compiled(signature: Any) -> Callable[[Any], Any]:
-    """Compile at once, for the one signature, and keep the machine code where that is possible."""
-
-    def compiled(function: Any) -> Any:
-        try:
-            return njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-        except RuntimeError:  # no directory can be written to
-            return njit(signature, nogil=True, error_model="numpy")(function)
-
-    return compiled
-
-
-@_compiled(void(_UPDATES, float64[:, ::1]))
+@compiled(void(_UPDATES, float64[:, ::1]))
 def block_squares(updates: NDArray[np.float32], squares: NDArray[np.float64]) -> None:
     """Write the squared length of every block of every update, shape (n, num_blocks)."""
     num_rows, dim = updates.shape
@@ -103,7 +89,7 @@ def _add_few(
             sums[i] += weight_one * np.float64(np.rint(scaled_one))
 
 
-@_compiled(
+@compiled(
     void(
         _UPDATES,
         _WHOLE,
@@ -140,7 +126,7 @@ def add_rows(
             place = (place + here) % width
 
 
-@_compiled(void(_UPDATES, _WHOLE, float32[:, ::1]))
+@compiled(void(_UPDATES, _WHOLE, float32[:, ::1]))
 def fold(
     vectors: NDArray[np.float32], shifts: NDArray[np.int64], folded: NDArray[np.float32]
 ) -> None:

@@ -6,11 +6,11 @@ float32 vector. A Flower message carries named arrays of any shape and dtype.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -21,7 +21,15 @@ from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.files import JSON
 from fedbranch.tree import Vector
 
-__all__ = ["HIDDEN_PARAMS", "HIDDEN_PREFIX", "Layout", "NamedArrays"]
+__all__ = [
+    "HIDDEN_PARAMS",
+    "HIDDEN_PREFIX",
+    "NUMPY_FORMAT",
+    "Layout",
+    "NamedArrays",
+    "Place",
+    "usual_header",
+]
 
 NamedArrays = dict[str, NDArray[Any]]
 
@@ -39,6 +47,14 @@ READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+
+
+class Place(NamedTuple):
+    """Where in the server's vectors an array lies."""
+
+    name: str
+    within: slice
+    is_buffer: bool
 
 
 @dataclass(frozen=True)
@@ -208,17 +224,38 @@ class Layout:
         InvalidUpdate
             If the reply's arrays are not those of the model; it says which one.
         """
+        self.write_places(self.places, sent, self.named(reply), params, buffers)
+
+    def named(self, reply: ArrayRecord) -> dict[str, Array]:
+        """Give the arrays of a reply by name, if these are the model's.
+
+        Raises
+        ------
+        InvalidUpdate
+            If they are not.
+        """
         there = dict(reply.items())
-        if there.keys() != sent.keys():
-            missing, extra = sorted(sent.keys() - there.keys()), sorted(there.keys() - sent.keys())
+        if there.keys() != self.initial.keys():
+            missing = sorted(self.initial.keys() - there.keys())
+            extra = sorted(there.keys() - self.initial.keys())
             raise InvalidUpdate(
                 f"the reply's arrays are not the model's: missing {missing[:5]}, "
                 f"unknown {extra[:5]}"
             )
-        # All are looked at before anything is written.
+        return there
+
+    def write_places(
+        self,
+        places: Sequence[Place],
+        sent: NamedArrays,
+        there: Mapping[str, Array],
+        params: Vector,
+        buffers: Vector,
+    ) -> None:
+        """Write down the differences of some of the arrays, or of none if one is not right."""
         received = [
             (_real(sent[name]), _received(name, sent[name], there[name]), place, is_buffer)
-            for name, place, is_buffer in self._places
+            for name, place, is_buffer in places
         ]
         with np.errstate(invalid="ignore", over="ignore"):
             for before, after, place, is_buffer in received:
@@ -230,14 +267,14 @@ class Layout:
                     vector[place][stays] = 0
 
     @cached_property
-    def _places(self) -> list[tuple[str, slice, bool]]:
-        """Where in its vector every array lies, and whether that is the buffers'."""
+    def places(self) -> list[Place]:
+        """Where every array lies, parameters before buffers."""
         places = []
         for are_buffers in (False, True):
             start = 0
             for name, array in self._parts(are_buffers=are_buffers):
                 end = start + _num_real(array)
-                places.append((name, slice(start, end), are_buffers))
+                places.append(Place(name, slice(start, end), are_buffers))
                 start = end
         return places
 
@@ -331,7 +368,7 @@ def _received(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
     if reply.stype != NUMPY_FORMAT:
         raise InvalidUpdate(f"the array {name!r} is serialised as {reply.stype!r}")
     data, dtype = reply.data, sent.dtype
-    usual = _usual_header(dtype, sent.shape)
+    usual = usual_header(dtype, sent.shape)
     if len(data) == len(usual) + sent.nbytes and data.startswith(usual):
         flat = np.frombuffer(data, dtype, -1, len(usual))
         return _real(flat) if dtype.kind == "c" else flat
@@ -364,7 +401,7 @@ def _read(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=4096)
-def _usual_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def usual_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Give what NumPy writes before the numbers of such an array; reading it takes long."""
     stream = BytesIO()
     np.lib.format.write_array_header_1_0(

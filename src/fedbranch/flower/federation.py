@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,14 +12,17 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedbranch.errors import FederationStalled, InvalidUpdate
+from fedbranch.errors import FederationStalled
 from fedbranch.flower.arrays import Layout, NamedArrays
+from fedbranch.flower.folding import Folding
 from fedbranch.flower.halves import HALF_DIFFERENCE, HALVES_KEY
 from fedbranch.flower.identity import Roster, identify
 from fedbranch.flower.logs import log
-from fedbranch.flower.replies import Reported, arrays_in, reported_in
-from fedbranch.messages import UpdateBatch, one_line, shortened
+from fedbranch.flower.replies import Reported, arrays_in, reported_in, why_unreadable
+from fedbranch.intake import Intake
+from fedbranch.messages import UpdateBatch
 from fedbranch.server import Server
+from fedbranch.tree import Vector
 
 __all__ = ["Answer", "Asked", "Federation", "Keys", "Received"]
 
@@ -234,6 +237,13 @@ class Federation:
             )
         return asked
 
+    def half_difference_in(self, one: Asked, reply: Message) -> Vector | None:
+        """Read the half difference of a reply, if it was asked for and there is one."""
+        if one.halves is None:
+            return None
+        half = reply.content.array_records.get(HALF_DIFFERENCE.format(self.keys.arrays))
+        return None if half is None else self.layout.params_in(half)
+
     def receive_metrics(self, asked: Sequence[Asked], replies: Iterable[Message]) -> Received:
         """Read the replies of clients that were to evaluate."""
         return self._receive(asked, replies, lambda _, reply: self.reported(reply))
@@ -257,20 +267,14 @@ class Federation:
             reported = self.reported(reply)
             row = rows[one.client_id]
             arrays = arrays_in(reply, self.keys.arrays)
-            half = reply.content.array_records.get(HALF_DIFFERENCE.format(self.keys.arrays))
-            if half is None or one.halves is None:
-                half_difference = np.zeros(1, np.float32)
-            else:
-                half_difference = self.layout.params_in(half)
+            half_difference = self.half_difference_in(one, reply)
             # Nothing is written before all is read: the row may hold an earlier reply.
             self.layout.write_update(one.sent, arrays, vectors[row], buffers[row])
             if half_differences is not None:
-                half_differences[row] = half_difference
+                half_differences[row] = 0 if half_difference is None else half_difference
             return reported
 
         received = self._receive(asked, replies, read)
-        silent = f"no answer: it was stopped, or took longer than {self.timeout_s:g} s"
-        refused = {client_id: silent for client_id in rows if client_id not in received.answers}
         answers = [received.answers.get(client_id) for client_id in rows]
         batch = UpdateBatch(
             client_ids=list(rows),
@@ -280,9 +284,52 @@ class Federation:
             num_examples=[0.0 if one is None else one.reported.num_examples for one in answers],
             bases=["" if one is None else one.asked.base for one in answers],
             metrics=[{} if one is None else one.reported.scalars for one in answers],
-            refused={**self.roster.refused, **refused, **received.refused},
+            refused=self._refused(asked, received),
         )
         return received, batch
+
+    def fold_updates(
+        self, asked: Sequence[Asked], replies: Iterable[Message]
+    ) -> tuple[Received, Intake]:
+        """Do the same for a server that keeps no updates: each goes into sums when it comes.
+
+        Of several replies of a client that could be used the first counts.
+        """
+        waiting = _Waiting.of(asked)
+        folding = Folding(self)
+        taken: dict[str, Asked] = {}
+        too_late: dict[str, str] = {}
+        try:
+            for one, reply in waiting.matched(replies):
+                if one.round <= self.server.round and one.base != self._base(one.client_id):
+                    too_late[one.client_id] = (
+                        f"computed at other parameters ({one.base!r}) than the client's position "
+                        f"has now ({self._base(one.client_id)!r})"
+                    )
+                elif one.client_id not in taken:
+                    taken[one.client_id] = one
+                    folding.put(one, reply)
+            reported, refused = folding.finish()
+        except BaseException:
+            folding.close()
+            raise
+        received = waiting.received(
+            {i: Answer(asked=taken[i], reported=found) for i, found in reported.items()},
+            {i: why for i, why in (too_late | refused).items() if i not in reported},
+        )
+        folding.intake.refuse(self._refused(asked, received))
+        return received, folding.intake
+
+    def _base(self, client_id: str) -> str:
+        """Name the parameters that a client's position has now."""
+        tree = self.server.tree
+        return tree[tree.position(client_id)].base
+
+    def _refused(self, asked: Iterable[Asked], received: Received) -> dict[str, str]:
+        """Say of everybody who was asked, or is not asked, why there is no reply of use."""
+        silent = f"no answer: it was stopped, or took longer than {self.timeout_s:g} s"
+        refused = {one.client_id: silent for one in asked if one.client_id not in received.answers}
+        return {**self.roster.refused, **refused, **received.refused}
 
     def _matrix(self, num_rows: int) -> NDArray[np.float32]:
         """Give memory for updates: that of the last round, unless somebody holds on to it.
@@ -305,21 +352,10 @@ class Federation:
         read: Callable[[Asked, Message], Reported],
     ) -> Received:
         """Read replies as they come; of several from one client, the one to its latest message."""
-        waiting = {one.id: one for one in asked}
+        waiting = _Waiting.of(asked)
         answers: dict[str, Answer] = {}
         refused: dict[str, str] = {}
-        forged: dict[str, str] = {}
-        for reply in replies:
-            one = waiting.get(reply.metadata.reply_to_message_id)
-            if one is None:
-                log.warning("\tignored a reply to a message that nobody waits for")
-                continue
-            sender = reply.metadata.src_node_id
-            if sender != one.node_id:  # whoever was asked may still answer
-                log.warning("\tignored what node %s says for %s", sender, one.client_id)
-                forged[one.client_id] = f"answered by another node ({sender})"
-                continue
-            del waiting[one.id]
+        for one, reply in waiting.matched(replies):
             earlier = answers.get(one.client_id)
             if earlier is not None and earlier.asked.round > one.round:
                 continue
@@ -327,19 +363,9 @@ class Federation:
                 answers[one.client_id] = Answer(asked=one, reported=read(one, reply))
                 refused.pop(one.client_id, None)
             except Exception as error:  # objects from outside may fail in ways of their own
-                known = isinstance(error, InvalidUpdate)
-                reason = str(error) if known else f"the reply cannot be read: {shortened(error)}"
                 if earlier is None:
-                    refused[one.client_id] = one_line(reason)
-        forged = {i: reason for i, reason in forged.items() if i not in answers}
-        unanswered = [
-            one
-            for one in waiting.values()
-            if one.client_id not in answers or one.round > answers[one.client_id].asked.round
-        ]
-        return Received(
-            answers, forged | refused, [one for one in unanswered if not one.has_expired]
-        )
+                    refused[one.client_id] = why_unreadable(error)
+        return waiting.received(answers, refused)
 
     def reported(self, reply: Message) -> Reported:
         """Read the numbers of a reply.
@@ -351,4 +377,52 @@ class Federation:
         """
         return reported_in(
             reply, self.keys.weight, self.server.max_examples, self.layout.most_reply_bytes
+        )
+
+
+@dataclass
+class _Waiting:
+    """Messages that may still be answered.
+
+    Attributes
+    ----------
+    by_id
+        What a reply names -> the message.
+    forged
+        Client id -> who else said something in its name.
+    """
+
+    by_id: dict[str, Asked]
+    forged: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, asked: Iterable[Asked]) -> _Waiting:
+        return cls({one.id: one for one in asked})
+
+    def matched(self, replies: Iterable[Message]) -> Iterator[tuple[Asked, Message]]:
+        """Give, for each reply that somebody waits for, the message that it answers."""
+        for reply in replies:
+            metadata = reply.metadata
+            one = self.by_id.get(metadata.reply_to_message_id)
+            if one is None:
+                log.warning("\tignored a reply to a message that nobody waits for")
+                continue
+            sender = metadata.src_node_id
+            if sender != one.node_id:  # whoever was asked may still answer
+                log.warning("\tignored what node %s says for %s", sender, one.client_id)
+                self.forged[one.client_id] = f"answered by another node ({sender})"
+                continue
+            del self.by_id[metadata.reply_to_message_id]
+            yield one, reply
+
+    def received(self, answers: dict[str, Answer], refused: dict[str, str]) -> Received:
+        """Put together what came of the messages."""
+        forged = {i: reason for i, reason in self.forged.items() if i not in answers}
+        unanswered = [
+            one
+            for one in self.by_id.values()
+            if one.client_id not in answers or one.round > answers[one.client_id].asked.round
+        ]
+        return Received(
+            answers, forged | refused, [one for one in unanswered if not one.has_expired]
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app import MetricRecordValues as Metric
@@ -24,7 +24,10 @@ __all__ = [
     "merged",
     "reported_in",
     "weighted_mean_of_metrics",
+    "why_unreadable",
 ]
+
+Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
 
 MOST_OTHER_BYTES = 2**20  # of all that is no array: names, metrics, configurations
 CLUSTER_METRIC = re.compile(r"leaf-\d+/")
@@ -87,17 +90,12 @@ def reported_in(
         raise InvalidUpdate(f"the client failed (error {reply.error.code}): {reason}")
     if not reply.has_content():
         raise InvalidUpdate("the reply is empty")
-    records = dict(reply.content.items())  # asked for again and again, Flower checks each time
-    entries: dict[str, dict[str, Any]] = {
-        name: dict(record.items()) for name, record in records.items()
-    }
-    _check_size(records, entries, most_array_bytes)
-    metrics_in_records: list[Mapping[str, Metric]] = [
-        entries[name] for name, record in records.items() if isinstance(record, MetricRecord)
-    ]
-    with_weight = [metrics for metrics in metrics_in_records if weighted_by_key in metrics]
+    records = reply.content.items()
+    _check_size(records, most_array_bytes)
+    of_records = [record for _, record in records if isinstance(record, MetricRecord)]
+    with_weight = [record for record in of_records if weighted_by_key in record]
     if len(with_weight) != 1:
-        there = sorted(name for metrics in metrics_in_records for name in metrics)
+        there = sorted(name for record in of_records for name in record)
         raise InvalidUpdate(
             f"the reply has {len(with_weight)} metric records with {weighted_by_key!r} (the "
             f"strategy's weighted_by_key); send one. Its metrics are {there[:10]}"
@@ -108,7 +106,7 @@ def reported_in(
             f"{weighted_by_key!r} is {shortened(weight)}; it must be a number above 0 and at most "
             f"{max_examples:g}"
         )
-    metrics = _metrics_of(metrics_in_records, weighted_by_key)
+    metrics = _metrics_of(of_records, weighted_by_key)
     for name in metrics:
         check_metric_name(name)
         if CLUSTER_METRIC.match(name):
@@ -123,35 +121,30 @@ def reported_in(
     return Reported(
         float(weight),
         scalars,
-        {n: record for n, record in records.items() if not isinstance(record, ArrayRecord)},
+        {n: record for n, record in records if not isinstance(record, ArrayRecord)},
     )
 
 
-def _check_size(
-    records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord],
-    entries: Mapping[str, Mapping[str, Any]],
-    most_array_bytes: int,
-) -> None:
+def _check_size(records: Collection[tuple[str, Record]], most_array_bytes: int) -> None:
     """Refuse a reply that is too large, before anything in it is copied or converted."""
-    array_bytes = num_metrics = 0
-    other_bytes = sum(map(len, records))
-    for name, record in records.items():
-        inside = entries[name]
-        other_bytes += sum(map(len, inside))
+    array_bytes = num_metrics = other_bytes = 0
+    for name, record in records:
+        other_bytes += len(name)
         if isinstance(record, ArrayRecord):
-            array_bytes += sum([len(array.data) for array in inside.values()])
+            for array_name, array in record.items():
+                other_bytes += len(array_name)
+                array_bytes += len(array.data)
             continue
-        other_bytes += sum(map(_num_bytes, inside.values()))
+        for key, value in record.items():
+            other_bytes += len(key) + _num_bytes(value)
         if isinstance(record, MetricRecord):
-            num_metrics += len(inside)
-    for what, num_bytes, limit in [
-        ("arrays", array_bytes, most_array_bytes),
-        ("names, metrics and configurations", other_bytes, MOST_OTHER_BYTES),
-    ]:
-        if num_bytes > limit:
-            raise InvalidUpdate(
-                f"the reply's {what} take {num_bytes:,} bytes; the limit is {limit:,}"
-            )
+            num_metrics += len(record)
+    if array_bytes > most_array_bytes or other_bytes > MOST_OTHER_BYTES:
+        what, num_bytes, limit = "arrays", array_bytes, most_array_bytes
+        if array_bytes <= most_array_bytes:
+            what, num_bytes = "names, metrics and configurations", other_bytes
+            limit = MOST_OTHER_BYTES
+        raise InvalidUpdate(f"the reply's {what} take {num_bytes:,} bytes; the limit is {limit:,}")
     if num_metrics > MOST_METRICS:
         raise InvalidUpdate(f"the reply has {num_metrics:,} metrics; the limit is {MOST_METRICS:,}")
 
@@ -168,7 +161,7 @@ def _num_bytes(value: object) -> int:
 
 def metrics_in(content: RecordDict, weighted_by_key: str) -> dict[str, Metric]:
     """Give all metrics of a reply but the weight; of two with one name the last."""
-    return _metrics_of(map(dict, content.metric_records.values()), weighted_by_key)
+    return _metrics_of(content.metric_records.values(), weighted_by_key)
 
 
 def _metrics_of(records: Iterable[Mapping[str, Metric]], weighted_by_key: str) -> dict[str, Metric]:
@@ -203,7 +196,7 @@ def loss_in(metrics: Mapping[str, float], loss_key: str | None) -> float | None:
 def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:
     """Find the model in a reply: under the key that it was sent with, or the only one there."""
     content = reply.content
-    found = dict(content.items()).get(arrayrecord_key)
+    found = dict(content.items()).get(arrayrecord_key)  # Flower's own get() is slow
     if isinstance(found, ArrayRecord):
         return found
     records = content.array_records
@@ -213,6 +206,12 @@ def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:
             "send the model's arrays under the key they came with"
         )
     return next(iter(records.values()))
+
+
+def why_unreadable(error: Exception) -> str:
+    """Say why a reply cannot be used, of which reading raised something."""
+    known = isinstance(error, InvalidUpdate)
+    return one_line(str(error) if known else f"the reply cannot be read: {shortened(error)}")
 
 
 def weighted_mean_of_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedbranch.core.geometry import weighted_mean
+from fedbranch.core.sketch import Projection
 from fedbranch.edges import EdgeCache, cache_to_state
 from fedbranch.errors import FederationStalled
 from fedbranch.examination import Aggregate
@@ -100,6 +101,12 @@ class ClusteredStrategy(Strategy):
         What is done against hostile clients; see :class:`fedbranch.Guard`. None: nothing.
     cache
         How the updates are kept that newcomers are compared with; see :class:`fedbranch.Server`.
+    sketch
+        Find clusters and route newcomers by sketches of so many numbers, for large federations;
+        see :class:`fedbranch.Server`.
+    keep_updates
+        False, with sketches: replies are folded into sums as they come, by a few threads, and
+        not kept; see :class:`fedbranch.Server` for what is given up for that.
     loss_key
         Which metric of an evaluation is the loss; lower is better. By default the one that is
         called so, such as ``loss``, ``eval_loss`` or ``test-loss``.
@@ -144,6 +151,8 @@ class ClusteredStrategy(Strategy):
         aggregate: Aggregate = weighted_mean,
         guard: Guard | None = DEFAULT_GUARD,
         cache: EdgeCache | None = None,
+        sketch: int | Projection | None = None,
+        keep_updates: bool = True,
         loss_key: str | None = None,
         half_updates: bool = False,
         seed: int = 0,
@@ -165,6 +174,8 @@ class ClusteredStrategy(Strategy):
         self.aggregate = aggregate
         self.guard = guard
         self.cache = cache
+        self.sketch = sketch
+        self.keep_updates = keep_updates
         self.loss_key = loss_key
         self.half_updates = half_updates
         self.seed = seed
@@ -327,6 +338,8 @@ class ClusteredStrategy(Strategy):
             aggregate=self.aggregate,
             guard=self.guard,
             cache=self.cache,
+            sketch=self.sketch,
+            keep_updates=self.keep_updates,
         )
         folder = None
         history: list[Round] = []
@@ -340,6 +353,8 @@ class ClusteredStrategy(Strategy):
                 "rule": rule_to_state(self.rule),
                 "guard": None if self.guard is None else asdict(self.guard),
                 "cache": cache_to_state(server.tree.cache),
+                "sketch": None if server.projection is None else asdict(server.projection),
+                "keep_updates": server.keep_updates,
                 "model": layout.describe(),
                 "clients": [],  # nobody knows them before they come
             }
@@ -464,7 +479,11 @@ class ClusteredStrategy(Strategy):
         """
         running = self._started()
         asked = [*running.late, *running.asked]
-        received, updates = running.federation.receive_updates(asked, replies)
+        federation = running.federation
+        receive = (
+            federation.receive_updates if running.server.keep_updates else federation.fold_updates
+        )
+        received, updates = receive(asked, replies)
         losses = running.trials.losses
         self._log_losses(len(losses))
         record = running.record = running.server.step(updates, losses=losses)
