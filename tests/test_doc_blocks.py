@@ -148,6 +148,9 @@ def flower(names, folder, monkeypatch):
     asked = [m.content["config"] for m in halving.sent if m.metadata.message_type == "train"]
     assert any("fedbranch-halves" in config for config in asked)
     assert result.history[-1].record.refused == {}
+    yield
+    folded = names["strategy"].start(make_grid(), arrays, num_rounds=2, timeout=5)
+    assert not folded.history[-1].record.refused
 
     names.update(
         client_app=make_client_app(make_clients(), make_model()),
