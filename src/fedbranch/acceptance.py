@@ -139,7 +139,9 @@ def check_batch(
     extent = None
     for name, column in columns.items():
         if column.shape[1]:
-            measured = extents(column) if isinstance(column, np.ndarray) else None
+            measured = batch.extent if name == "update" else None
+            if measured is None and isinstance(column, np.ndarray):
+                measured = extents(column)
             problems = _column_problems(name, column, measured) | problems
             extent = measured if name == "update" else extent
     rows = Rows(

@@ -145,6 +145,9 @@ class UpdateBatch:
         One for each client, as in :class:`Update`.
     refused
         Client id -> why its row, if it has one, is not to be used.
+    extent
+        What :func:`fedbranch.core.summation.extents` gives for the vectors, if these were
+        measured when they were written; otherwise they are measured when it is needed.
     """
 
     client_ids: Sequence[str]
@@ -156,6 +159,7 @@ class UpdateBatch:
     signals: Array | None = None
     half_differences: Array | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    extent: Extent | None = None
 
     def __post_init__(self) -> None:
         checked_ids(self.client_ids)

@@ -5,6 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedbranch.core.machine_code import machine_code
+from fedbranch.core.summation import extents
 from fedbranch.flower import steps
 from fedbranch.flower.arrays import Layout
 
@@ -94,7 +95,7 @@ def test_many_replies_at_once_give_the_same_bits_as_one_by_one():
     params, buffers, unread = read_one_by_one(layout, sent, REPLIES)
     found_params, found_buffers = np.zeros_like(params), np.zeros_like(buffers)
 
-    problems = steps.Steps(layout, sent).write(REPLIES, found_params, found_buffers)
+    problems, _ = steps.Steps(layout, sent).write(REPLIES, found_params, found_buffers)
 
     assert problems.keys() == unread
     assert len(REPLIES) - len(unread) == NUM_READABLE
@@ -109,9 +110,9 @@ def test_a_reply_that_cannot_be_read_says_why():
     memory = np.zeros((1, layout.num_params), np.float32), np.zeros((1, 3), np.float32)
     reading = steps.Steps(layout, layout.initial)
 
-    assert "missing ['scalar']" in reading.write([REPLIES[7]], *memory)[0]
-    assert "needs 12" in reading.write([REPLIES[8]], *memory)[0]
-    assert "serialised as 'pickle'" in reading.write([REPLIES[11]], *memory)[0]
+    assert "missing ['scalar']" in reading.write([REPLIES[7]], *memory)[0][0]
+    assert "needs 12" in reading.write([REPLIES[8]], *memory)[0][0]
+    assert "serialised as 'pickle'" in reading.write([REPLIES[11]], *memory)[0][0]
 
 
 def test_usual_replies_go_through_machine_code(monkeypatch):
@@ -143,7 +144,26 @@ def test_models_of_other_types_are_read_by_numpy(monkeypatch):
     params = np.zeros((1, 3), np.float32)
     came_back = record({"wide": model["wide"] + 1e-9, "usual": np.float32([3.5])})
 
-    problems = steps.Steps(layout, layout.initial).write([came_back], params, np.zeros((1, 0)))
+    problems, _ = steps.Steps(layout, layout.initial).write([came_back], params, np.zeros((1, 0)))
 
     assert not problems
     np.testing.assert_allclose(params, [[1e-9, 1e-9, 0.5]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [[5], [1024], [1023, 2], [700, 700, 1, 3000], [4096, 0, 17]])
+def test_lengths_measured_on_the_way_are_those_measured_afterwards(monkeypatch, sizes):
+    pytest.importorskip("numba", reason="there is no machine code without Numba")
+    monkeypatch.setattr(steps, "WORTH_COMPILING", 0)
+    rng = np.random.default_rng(0)
+    layout = Layout.of(record({str(i): np.zeros(n, np.float32) for i, n in enumerate(sizes)}))
+    replies = [
+        record({str(i): scale * rng.normal(size=n).astype(np.float32) for i, n in enumerate(sizes)})
+        for scale in np.float32([1, 1e-30, 1e25, np.nan, 0])
+    ]
+    params = np.zeros((len(replies), sum(sizes)), np.float32)
+
+    _, extent = steps.Steps(layout, layout.initial).write(replies, params, np.zeros((5, 0)))
+
+    measured = extents(params)
+    assert extent.lengths.tobytes() == measured.lengths.tobytes()
+    assert extent.strongest.tobytes() == measured.strongest.tobytes()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedbranch.core.machine_code import machine_code
 from fedbranch.core.sketch import Projection
 
-__all__ = ["ExactSum", "Extent", "extents"]
+__all__ = ["BLOCK", "ExactSum", "Extent", "extents", "extents_from"]
 
 # Numbers per dot product in float32: so short that its rounding does not show.
 BLOCK = 1024
@@ -78,7 +78,11 @@ def extents(updates: NDArray[np.float32]) -> Extent:
     >>> extents(np.float32([[3.0, 4.0], [0.0, 2.0**100]])).lengths == [5.0, 2.0**100]
     array([ True,  True])
     """
-    squares = _block_squares(updates)
+    return extents_from(updates, _block_squares(updates))
+
+
+def extents_from(updates: NDArray[np.float32], squares: NDArray[np.float64]) -> Extent:
+    """Do the same with the squared length of every block of 1024, shape (n, num_blocks)."""
     strongest = squares.max(axis=1)
     found = Extent(np.sqrt(squares.sum(axis=1)), np.sqrt(strongest))
     # Squares of such numbers leave float32 or its digits; there are few such updates.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedbranch.core.machine_code import compiled
 
-__all__ = ["add_rows", "block_squares", "fold"]
+__all__ = ["BLOCK", "add_rows", "block_squares", "fold", "square_of"]
 
 BLOCK = 1024  # as in summation
 COLUMNS_AT_ONCE = 1024  # of which a few rows and their sums stay in the first cache
@@ -21,6 +21,29 @@ COLUMNS_AT_ONCE = 1024  # of which a few rows and their sums stay in the first c
 _UPDATES = Array(float32, 2, "C", readonly=True)
 _NUMBERS = Array(float32, 1, "C", readonly=True)
 _WHOLE = Array(int64, 1, "C", readonly=True)
+
+
+@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+def square_of(values: NDArray[np.float32], halves: NDArray[np.float32]) -> float:
+    """Give the squared length of one block, with memory for half of one."""
+    half = BLOCK // 2
+    if len(values) == BLOCK:
+        first, second = values[:half], values[half:]
+        for i in range(half):
+            halves[i] = first[i] * first[i] + second[i] * second[i]
+    else:
+        for i in range(half):
+            halves[i] = 0.0
+        for i in range(min(half, len(values))):
+            halves[i] = values[i] * values[i]
+        for i in range(half, len(values)):
+            halves[i - half] += values[i] * values[i]
+    while half > 1:
+        half //= 2
+        first, second = halves[:half], halves[half : 2 * half]
+        for i in range(half):
+            first[i] += second[i]
+    return np.float64(halves[0])
 
 
 @compiled(void(_UPDATES, float64[:, ::1]))
@@ -31,24 +54,7 @@ def block_squares(updates: NDArray[np.float32], squares: NDArray[np.float64]) ->
     for row in range(num_rows):
         for block in range(squares.shape[1]):
             values = updates[row, block * BLOCK : min((block + 1) * BLOCK, dim)]
-            half = BLOCK // 2
-            if len(values) == BLOCK:
-                first, second = values[:half], values[half:]
-                for i in range(half):
-                    halves[i] = first[i] * first[i] + second[i] * second[i]
-            else:
-                for i in range(half):
-                    halves[i] = 0.0
-                for i in range(min(half, len(values))):
-                    halves[i] = values[i] * values[i]
-                for i in range(half, len(values)):
-                    halves[i - half] += values[i] * values[i]
-            while half > 1:
-                half //= 2
-                first, second = halves[:half], halves[half : 2 * half]
-                for i in range(half):
-                    first[i] += second[i]
-            squares[row, block] = halves[0]
+            squares[row, block] = square_of(values, halves)
 
 
 @njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]

@@ -128,7 +128,7 @@ class Folding:
         vectors = self._rows()[: len(read)]
         buffers = np.zeros((len(read), layout.num_buffers), np.float32)
         ids = [one.asked.client_id for one in read]
-        problems = steps.write([one.arrays for one in read], vectors, buffers)
+        problems, extent = steps.write([one.arrays for one in read], vectors, buffers)
         refused = {ids[row]: why for row, why in problems.items()}
         halves = None
         if any(one.half_difference is not None for one in read):
@@ -146,6 +146,7 @@ class Folding:
                 bases=[one.asked.base for one in read],
                 metrics=[one.reported.scalars for one in read],
                 refused=refused,
+                extent=extent,
             )
         )
         for client_id, why in refused.items():

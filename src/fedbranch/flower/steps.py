@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fedbranch.core.machine_code import machine_code
+from fedbranch.core.summation import BLOCK, Extent, extents_from
 from fedbranch.flower.arrays import NUMPY_FORMAT, Layout, NamedArrays, usual_header
 from fedbranch.flower.replies import why_unreadable
 
@@ -69,7 +70,7 @@ class Steps:
         replies: Sequence[ArrayRecord],
         params: NDArray[np.float32],
         buffers: NDArray[np.float32],
-    ) -> dict[int, str]:
+    ) -> tuple[dict[int, str], Extent | None]:
         """Write down the updates.
 
         Parameters
@@ -82,8 +83,9 @@ class Steps:
 
         Returns
         -------
-        dict
-            Row -> why it cannot be read; it may then hold anything.
+        tuple
+            Row -> why it cannot be read; it may then hold anything. And how long the updates
+            are, if that was measured on the way.
         """
         rows: list[int] = []
         parts: list[bytes] = []
@@ -93,13 +95,16 @@ class Steps:
                 there = self._layout.named(reply)
                 own = self._usual_parts(there)
                 places = self._layout.places if own is None else self._buffer_places
-                self._layout.write_places(places, self._sent, there, params[row], buffers[row])
+                if places:
+                    self._layout.write_places(places, self._sent, there, params[row], buffers[row])
                 if own is not None:
                     rows.append(row)
                     parts += own
             except Exception as error:  # objects from outside may fail in ways of their own
                 problems[row] = why_unreadable(error)
+        extent = None
         if self._compiled is not None and rows:
+            squares = np.zeros((len(replies), -(-len(self._before) // BLOCK)))
             # It keeps the parts, and with them what it points to.
             pointers = (ctypes.c_char_p * len(parts))(*parts)
             addresses = np.frombuffer(pointers, np.uintp).reshape(len(rows), -1)  # type: ignore[call-overload]  # it is a buffer
@@ -109,8 +114,11 @@ class Steps:
                 self._before,
                 np.array(rows, np.int64),
                 params,
+                squares,
             )
-        return problems
+            if len(rows) == len(replies):
+                extent = extents_from(params, squares)
+        return problems, extent
 
     def _usual_parts(self, there: Mapping[str, Array]) -> list[bytes] | None:
         """Give the bytes of all parameters, if these are as Flower serialises them."""

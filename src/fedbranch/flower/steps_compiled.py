@@ -1,7 +1,7 @@
-"""Differences of many replies in machine code, by Numba, without holding the interpreter's lock.
+"""Differences of many replies, and their lengths, in machine code, by Numba.
 
-What NumPy does array by array, thousands of times a round, is one call here; between two calls
-other threads would have to be waited for. Loaded by :mod:`fedbranch.flower.steps`, if Numba is
+What NumPy does array by array, thousands of times a round, is one call here, without the
+interpreter's lock: between two calls other threads would have to be waited for. Loaded by :mod:`fedbranch.flower.steps`, if Numba is
 installed, and gives the same bits as NumPy.
 """
 
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numba import carray
 from numba.extending import intrinsic
-from numba.types import Array, CPointer, float32, int64, uint64, void
+from numba.types import Array, CPointer, float32, float64, int64, uint64, void
 from numpy.typing import NDArray
 
 from fedbranch.core.machine_code import compiled
+from fedbranch.core.summation_compiled import BLOCK, square_of
 
 __all__ = ["write_steps"]
 
@@ -38,6 +39,7 @@ def _numbers_at(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 -- Nu
         Array(float32, 1, "C", readonly=True),
         Array(int64, 1, "C", readonly=True),
         float32[:, ::1],
+        float64[:, ::1],
     )
 )
 def write_steps(
@@ -46,18 +48,33 @@ def write_steps(
     before: NDArray[np.float32],
     rows: NDArray[np.int64],
     steps: NDArray[np.float32],
+    squares: NDArray[np.float64],
 ) -> None:
     """Write, for every reply, its numbers minus those before, into its row of the steps.
+
+    And into that of ``squares`` the squared length of each block of them.
 
     A reply's numbers are at some addresses, as many each as ``lengths`` says: who calls this has
     checked that so many are there, and keeps them alive.
     """
+    dim = len(before)
+    halves = np.empty(BLOCK // 2, np.float32)
     for number in range(addresses.shape[0]):
-        start = 0
+        row = rows[number]
+        place = 0
         for part in range(addresses.shape[1]):
-            end = start + lengths[part]
             after = carray(_numbers_at(addresses[number, part]), (lengths[part],))
-            own, step = before[start:end], steps[rows[number], start:end]
-            for i in range(end - start):
-                step[i] = after[i] - own[i]
-            start = end
+            done = 0
+            while done < lengths[part]:
+                # Up to where a block ends, while it is in the processor's first cache.
+                block = place // BLOCK
+                last = min((block + 1) * BLOCK, dim)
+                here = min(last - place, lengths[part] - done)
+                came, own = after[done : done + here], before[place : place + here]
+                step = steps[row, place : place + here]
+                for i in range(here):
+                    step[i] = came[i] - own[i]
+                place += here
+                done += here
+                if place == last:
+                    squares[row, block] = square_of(steps[row, block * BLOCK : last], halves)
