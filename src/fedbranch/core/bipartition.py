@@ -220,7 +220,7 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
     step, so all that has to be done for those is cheap.
     """
     num_clients = len(matrix)
-    edges = np.zeros((num_clients - 1, 2), dtype=np.intp)
+    joined = np.empty(num_clients - 1, dtype=np.intp)
     similarities = np.empty(num_clients - 1, dtype=matrix.dtype)
     # How similar every row is to the tree, and to which row of it; rows in the tree are never
     # the best, and get nothing better.
@@ -230,10 +230,6 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
     to_beat[0] = np.inf
     source = np.zeros(num_clients, dtype=np.intp)
     is_better = np.empty(num_clients, dtype=bool)
-
-    def edge(row: int) -> tuple[int, int]:
-        other = int(source[row])
-        return (row, other) if row < other else (other, row)
 
     joins = int(best.argmax())
     for step in range(num_clients - 1):
@@ -249,7 +245,7 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
             best[joins] = -np.inf
             runner_up = int(best.argmax())
         to_beat[joins] = np.inf
-        edges[step] = edge(joins)
+        joined[step] = joins
         similarities[step] = strongest
 
         offered = matrix[joins]
@@ -270,6 +266,8 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
             if values[place] > best[runner_up]:
                 runner_up = int(rows[place])
         joins = runner_up
+    # By which edge a row joined is settled: nothing beat it afterwards.
+    edges = np.sort(np.stack([joined, source[joined]], axis=1), axis=1)
     return edges, similarities
 
 
