@@ -39,6 +39,15 @@ def test_rows_that_are_not_next_to_each_other_are_multiplied_as_well():
     )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_was_in_memory_does_not_matter(monkeypatch, dtype):
+    updates = np.random.default_rng(0).normal(size=(gram.MANY_ROWS + 1, 30)).astype(dtype)
+    expected = np.triu(upper_products(updates))
+    monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype))
+
+    np.testing.assert_array_equal(np.triu(upper_products(updates)), expected)
+
+
 def test_products_sum_in_short_blocks(monkeypatch, convert):
     monkeypatch.setattr(gram, "BLOCK", 7)
     rng = np.random.default_rng(0)

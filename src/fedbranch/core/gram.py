@@ -101,7 +101,9 @@ def upper_products(updates: Array) -> Array:
         rows = np.ascontiguousarray(to_numpy(updates))
         # Fortran reads our rows as columns, and what it calls lower is our upper triangle.
         syrk = get_blas_funcs("syrk", (rows,))
-        return _beside(updates, syrk(1.0, rows.T, trans=1, lower=1).T)
+        # SciPy's own would be filled with zeros first, by one thread.
+        memory = np.empty((num_clients, num_clients), rows.dtype)
+        return _beside(updates, syrk(1.0, rows.T, c=memory.T, overwrite_c=1, trans=1, lower=1).T)
     if num_clients <= MANY_ROWS:
         return products(updates, updates)
     xp = array_namespace(updates)
