@@ -10,6 +10,7 @@ from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from fedbranch import bipartition, cosine_similarity, hierarchy, separation_gap
+from fedbranch.core import gram
 
 
 def random_symmetric(seed, num_clients, levels=None):
@@ -302,6 +303,19 @@ def test_a_matrix_that_is_not_symmetric_is_an_error():
     similarity[270, 3] += 0.1
 
     with pytest.raises(ValueError, match=r"differs from its transpose by 0\.1"):
+        hierarchy(similarity)
+
+
+@pytest.mark.parametrize("value", [0.1, np.nan, np.inf])
+def test_several_threads_find_what_is_wrong_with_a_matrix(monkeypatch, value):
+    monkeypatch.setattr(gram, "ROWS_PER_THREAD", 100)
+    monkeypatch.setattr(gram, "_num_cores", lambda: 3)
+    similarity = random_symmetric(0, 600)
+    similarity[20, 10] += 0.01
+    similarity[590, 300] += value
+
+    message = r"differs from its transpose by 0\.1" if np.isfinite(value) else "NaN or infinity"
+    with pytest.raises(ValueError, match=message):
         hierarchy(similarity)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedbranch.core.gram import TILE_ON_HOST, Array, column_blocks, to_numpy
+from fedbranch.core.gram import TILE_ON_HOST, Array, column_blocks, for_each_strip, to_numpy
 
 __all__ = [
     "Bipartition",
@@ -220,7 +221,7 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
     step, so all that has to be done for those is cheap.
     """
     num_clients = len(matrix)
-    edges = np.zeros((num_clients - 1, 2), dtype=np.intp)
+    joined = np.empty(num_clients - 1, dtype=np.intp)
     similarities = np.empty(num_clients - 1, dtype=matrix.dtype)
     # How similar every row is to the tree, and to which row of it; rows in the tree are never
     # the best, and get nothing better.
@@ -230,10 +231,6 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
     to_beat[0] = np.inf
     source = np.zeros(num_clients, dtype=np.intp)
     is_better = np.empty(num_clients, dtype=bool)
-
-    def edge(row: int) -> tuple[int, int]:
-        other = int(source[row])
-        return (row, other) if row < other else (other, row)
 
     joins = int(best.argmax())
     for step in range(num_clients - 1):
@@ -249,7 +246,7 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
             best[joins] = -np.inf
             runner_up = int(best.argmax())
         to_beat[joins] = np.inf
-        edges[step] = edge(joins)
+        joined[step] = joins
         similarities[step] = strongest
 
         offered = matrix[joins]
@@ -270,6 +267,8 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
             if values[place] > best[runner_up]:
                 runner_up = int(rows[place])
         joins = runner_up
+    # By which edge a row joined is settled: nothing beat it afterwards.
+    edges = np.sort(np.stack([joined, source[joined]], axis=1), axis=1)
     return edges, similarities
 
 
@@ -316,19 +315,24 @@ def _checked_similarity(similarity: Array) -> NDArray[np.floating]:
         )
     if not np.issubdtype(matrix.dtype, np.floating):
         matrix = matrix.astype(np.float64)
-    worst = 0.0
-    blocks = list(column_blocks(len(matrix), TILE_ON_HOST))
-    for number, rows in enumerate(blocks):
-        for columns in blocks[number:]:
-            above, below = matrix[rows, columns], matrix[columns, rows].T
-            if np.array_equal(above, below):  # so that there is no NaN either
-                continue
-            if not (np.isfinite(above).all() and np.isfinite(below).all()):
-                raise ValueError(NOT_FINITE)
-            worst = max(worst, float(np.abs(above - below).max()))
+    worst = max(for_each_strip(partial(_asymmetry, matrix), matrix, TILE_ON_HOST))
     if worst > 1e-5:
         raise ValueError(f"similarity differs from its transpose by {worst:.3g}; symmetrise it")
     return matrix if worst == 0 else np.maximum(matrix, matrix.T)
+
+
+def _asymmetry(matrix: NDArray[np.floating], rows: slice) -> float:
+    """Give the largest difference between some rows, from the diagonal on, and such columns."""
+    worst = 0.0
+    right, down = matrix[rows, rows.start :], matrix[rows.start :, rows].T
+    for columns in column_blocks(right.shape[1], TILE_ON_HOST):
+        above, below = right[:, columns], down[:, columns]
+        if np.array_equal(above, below):  # so that there is no NaN either
+            continue
+        if not (np.isfinite(above).all() and np.isfinite(below).all()):
+            raise ValueError(NOT_FINITE)
+        worst = max(worst, float(np.abs(above - below).max()))
+    return worst
 
 
 def _components(num_clients: int, edge_rows: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -2,13 +2,17 @@
 
 A matrix of updates times its own transpose is symmetric, so one half of the work is enough:
 BLAS has a routine for that on the CPU, and elsewhere blocks of rows meet only those after them.
-The other half is filled in, and all of it scaled, tile by tile, without a second matrix.
+The other half is filled in, and all of it scaled, strip by strip, without a second matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -19,6 +23,7 @@ __all__ = [
     "BLOCK",
     "Array",
     "column_blocks",
+    "for_each_strip",
     "is_on_host",
     "mirror_scaled",
     "products",
@@ -36,8 +41,11 @@ Array: TypeAlias = NDArray[np.floating]
 BLOCK = 4096
 # Beyond so many rows BLAS certainly sums in blocks of its own, shorter than ours.
 MANY_ROWS = 512
-TILE_ON_HOST = 128  # rows of a tile that stays in the cache
+TILE_ON_HOST = 256  # rows of a tile that stays in the cache
 TILE_ELSEWHERE = 4096  # where every operation is a launch
+ROWS_PER_THREAD = 1024  # with fewer, a thread costs more than it saves
+
+_Result = TypeVar("_Result")
 
 
 def is_on_host(array: Array) -> bool:
@@ -93,7 +101,9 @@ def upper_products(updates: Array) -> Array:
         rows = np.ascontiguousarray(to_numpy(updates))
         # Fortran reads our rows as columns, and what it calls lower is our upper triangle.
         syrk = get_blas_funcs("syrk", (rows,))
-        return _beside(updates, syrk(1.0, rows.T, trans=1, lower=1).T)
+        # SciPy's own would be filled with zeros first, by one thread.
+        memory = np.empty((num_clients, num_clients), rows.dtype)
+        return _beside(updates, syrk(1.0, rows.T, c=memory.T, overwrite_c=1, trans=1, lower=1).T)
     if num_clients <= MANY_ROWS:
         return products(updates, updates)
     xp = array_namespace(updates)
@@ -114,21 +124,59 @@ def mirror_scaled(matrix: Array, scale: Array) -> None:
     scale
         Shape (n,), of the matrix's dtype: entry (i, j) is multiplied by those of i and j.
     """
-    if is_on_host(matrix):  # NumPy has the least overhead for small tiles
+    on_host = is_on_host(matrix)
+    if on_host:  # NumPy has the least overhead for small tiles
         matrix, scale = to_numpy(matrix), to_numpy(scale)
     xp = array_namespace(matrix)
     num_rows = int(matrix.shape[0])
-    side = min(TILE_ON_HOST, max(1, num_rows // 16)) if is_on_host(matrix) else TILE_ELSEWHERE
-    blocks = list(column_blocks(num_rows, side))
-    for number, rows in enumerate(blocks):
-        strip = matrix[rows, rows.start :]  # a view
+    side = min(TILE_ON_HOST, max(1, num_rows // 16)) if on_host else TILE_ELSEWHERE
+    place = xp.arange(min(side, num_rows), device=device(matrix))
+    is_below = place[:, None] > place[None, :]
+
+    def mirror(rows: slice) -> None:
+        strip, tile = matrix[rows, rows.start :], matrix[rows, rows]  # views
+        is_below_here = is_below[: tile.shape[0], : tile.shape[0]]
+        tile[is_below_here] = 0  # there may be anything, also what must not be multiplied
         strip *= scale[rows][:, None]
         strip *= scale[rows.start :][None, :]
         xp.clip(strip, -1.0, 1.0, out=strip)
-        for columns in blocks[number + 1 :]:
-            matrix[columns, rows] = matrix[rows, columns].T
-        tile = matrix[rows, rows]
-        matrix[rows, rows] = xp.triu(tile) + xp.triu(tile, k=1).T
+        matrix[rows.stop :, rows] = matrix[rows, rows.stop :].T
+        matrix[rows, rows] = xp.where(is_below_here, tile.T, tile)
+
+    for_each_strip(mirror, matrix, side)
+
+
+def for_each_strip(work: Callable[[slice], _Result], matrix: Array, num_rows: int) -> list[_Result]:
+    """Do something with every so many rows of a matrix; if it is large, on all cores at once.
+
+    Parameters
+    ----------
+    work
+        Gets the rows. It must not touch what it touches for other rows.
+    matrix
+        On the host its strips are shared out among threads, which is worth it because NumPy
+        lets go of the interpreter while it works on many numbers.
+    num_rows
+        Of a strip.
+
+    Returns
+    -------
+    list
+        What was found, in the order of the strips.
+    """
+    strips = list(column_blocks(int(matrix.shape[0]), num_rows))
+    num_threads = min(_num_cores(), int(matrix.shape[0]) // ROWS_PER_THREAD)
+    if num_threads < 2 or not is_on_host(matrix):
+        return [work(rows) for rows in strips]
+    with ThreadPoolExecutor(num_threads) as threads:
+        # In the caller's context, to which NumPy's way with invalid numbers belongs.
+        found = [threads.submit(copy_context().run, work, rows) for rows in strips]
+        return [each.result() for each in found]
+
+
+def _num_cores() -> int:
+    """Count the cores that we may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)
 
 
 def _beside(updates: Array, found: NDArray[np.floating]) -> Array:
