@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import ModuleType
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
 BLOCKS_AT_ONCE = 128
 TWIN = "fedbranch.core.summation_compiled"
+NO_SKETCHES = np.zeros((0, 0), np.float32)
 WORTH_COMPILING = 2**16  # numbers at once; with fewer, loading machine code would take longer
 
 
@@ -225,7 +227,6 @@ class ExactSum:
         self._memory: (
             tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]] | None
         ) = None
-        self._folded: NDArray[np.float32] | None = None
 
     def add(
         self,
@@ -312,9 +313,17 @@ class ExactSum:
         table = self._table(unit)
         compiled = _compiled(len(rows) * self.dim) if _is_plain(updates) else None
         if compiled is not None:
-            made = self._add_compiled(compiled, updates, rows, weights, of_unit.low, table)
-            if sketches is not None:
-                sketches[rows] = made * np.float32(2.0**unit)
+            compiled.add_rows(
+                updates,
+                np.array(rows, np.int64),
+                weights,
+                table,
+                of_unit.low,
+                *self._folding,
+                # A power of two, of which nothing is rounded.
+                np.float32(0.0 if sketches is None else 2.0**unit),
+                NO_SKETCHES if sketches is None else sketches,
+            )
             return
         first, end = rows[0], rows[-1] + 1
         together = updates[first:end] if end - first == len(rows) else None
@@ -347,38 +356,18 @@ class ExactSum:
             # A power of two, of which nothing is rounded.
             sketches[rows] = projection.end(folded) * np.float32(2.0**unit)
 
-    def _add_compiled(
+    @cached_property
+    def _folding(
         self,
-        compiled: ModuleType,
-        updates: NDArray[np.float32],
-        rows: list[int],
-        weights: NDArray[np.float64],
-        low: NDArray[np.float64],
-        table: NDArray[np.float32],
-    ) -> NDArray[np.float32]:
-        """Do the same in machine code, and give the sketches in units."""
-        # Without a projection, everything is folded into a few columns, and forgotten.
-        widths: tuple[int, ...] = (COLUMNS_AT_ONCE,)
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+        """Give memory for updates that are folded, and the shifts of the first and next fold."""
+        # Without a projection everything is folded into a few columns, and forgotten.
+        width = COLUMNS_AT_ONCE
         shifts: tuple[tuple[int, ...], ...] = ((0,) * -(-self.dim // COLUMNS_AT_ONCE),)
         if self.projection is not None:
-            shifts, widths = self.projection.shifts, self.projection.widths
-        if self._folded is None:
-            self._folded = np.empty((ROWS_AT_ONCE, widths[0]), np.float32)
-        folded = self._folded[: len(rows)]
-        folded[:] = 0
-        compiled.add_rows(
-            updates,
-            np.array(rows, np.int64),
-            weights,
-            table,
-            np.array(shifts[0], np.int64),
-            low,
-            folded,
-        )
-        for width, at in zip(widths[1:], shifts[1:], strict=True):
-            wider, folded = folded, np.zeros((len(rows), width), np.float32)
-            compiled.fold(wider, np.array(at, np.int64), folded)
-        return folded
+            width, shifts = self.projection.block_width, self.projection.shifts
+        first, following = (np.array(of_fold, np.int64) for of_fold in (*shifts, ())[:2])
+        return np.empty((ROWS_AT_ONCE, width), np.float32), first, following
 
     def _of_unit(self, unit: int) -> _Class:
         if unit not in self._classes:
@@ -424,7 +413,9 @@ class ExactSum:
         """Give the sum, shape (dim,), rounded for the first time."""
         total = np.zeros(self.dim)
         for _, unit, low, high in self._canonical():
-            total += np.ldexp(high * CARRY + low, unit)
+            sums = high * CARRY + low
+            # The same; ldexp takes long, but not every unit is a float.
+            total += sums * 2.0**unit if abs(unit) < 1000 else np.ldexp(sums, unit)
         return total
 
     def _canonical(

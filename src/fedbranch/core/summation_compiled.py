@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedbranch.core.machine_code import compiled
 
-__all__ = ["BLOCK", "add_rows", "block_squares", "fold", "square_of"]
+__all__ = ["BLOCK", "add_rows", "block_squares", "square_of"]
 
 BLOCK = 1024  # as in summation
 COLUMNS_AT_ONCE = 1024  # of which a few rows and their sums stay in the first cache
@@ -95,14 +95,35 @@ def _add_few(
             sums[i] += weight_one * np.float64(np.rint(scaled_one))
 
 
+@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+def _fold(
+    vector: NDArray[np.float32], shifts: NDArray[np.int64], folded: NDArray[np.float32]
+) -> None:
+    """Fold a vector: block number b of columns into those that begin at ``shifts[b]``."""
+    width, dim = len(folded), len(vector)
+    for block in range(len(shifts)):
+        start, place = block * width, shifts[block]
+        end = min(start + width, dim)
+        while start < end:
+            here = min(end - start, width - place)
+            part, into = vector[start : start + here], folded[place : place + here]
+            for i in range(here):
+                into[i] += part[i]
+            start += here
+            place = 0
+
+
 @compiled(
     void(
         _UPDATES,
         _WHOLE,
         Array(float64, 1, "C", readonly=True),
         _NUMBERS,
-        _WHOLE,
         float64[::1],
+        float32[:, ::1],
+        _WHOLE,
+        _WHOLE,
+        float32,
         float32[:, ::1],
     )
 )
@@ -111,16 +132,21 @@ def add_rows(
     rows: NDArray[np.int64],
     weights: NDArray[np.float64],
     table: NDArray[np.float32],
-    shifts: NDArray[np.int64],
     low: NDArray[np.float64],
     folded: NDArray[np.float32],
+    shifts: NDArray[np.int64],
+    next_shifts: NDArray[np.int64],
+    scale: np.float32,
+    sketches: NDArray[np.float32],
 ) -> None:
     """Add rows of updates times the table, rounded, times their weights, to the sums ``low``.
 
     Before they are rounded they are folded: block number b of ``folded.shape[1]`` columns into
-    those that begin at ``shifts[b]``, and around the end.
+    those that begin at ``shifts[b]``, and around the end. These, if need be folded once more and
+    times ``scale``, are the rows' sketches; without any rows there, they are forgotten.
     """
     width, dim = folded.shape[1], updates.shape[1]
+    folded[: len(rows)] = 0
     for block in range(len(shifts)):
         start = block * width
         end = min(start + width, dim)
@@ -130,22 +156,14 @@ def add_rows(
             _add_few(updates, rows, weights, table, low, folded, start, start + here, place)
             start += here
             place = (place + here) % width
-
-
-@compiled(void(_UPDATES, _WHOLE, float32[:, ::1]))
-def fold(
-    vectors: NDArray[np.float32], shifts: NDArray[np.int64], folded: NDArray[np.float32]
-) -> None:
-    """Fold vectors: block number b of columns into those that begin at ``shifts[b]``."""
-    width, dim = folded.shape[1], vectors.shape[1]
-    for row in range(len(vectors)):
-        for block in range(len(shifts)):
-            start, place = block * width, shifts[block]
-            end = min(start + width, dim)
-            while start < end:
-                here = min(end - start, width - place)
-                part, into = vectors[row, start : start + here], folded[row, place : place + here]
-                for i in range(here):
-                    into[i] += part[i]
-                start += here
-                place = 0
+    if len(sketches) == 0:
+        return
+    for number in range(len(rows)):
+        sketch = sketches[rows[number]]
+        if len(next_shifts) == 0:
+            sketch[:] = folded[number]
+        else:
+            sketch[:] = 0
+            _fold(folded[number], next_shifts, sketch)
+        for i in range(len(sketch)):
+            sketch[i] *= scale
