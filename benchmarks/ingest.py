@@ -5,9 +5,10 @@
 1000 replies of 100,000 float32 parameters lie in memory as Flower messages. FedAvg averages them
 (``aggregate_train``). Ours does with them what ``ClusteredStrategy(sketch=1024,
 keep_updates=False)`` does: finds whom each is of, reads and checks it, adds it to exact sums,
-makes a sketch of 1024 numbers of it, and makes the round of all. The same numbers come once as a
-model of 4 arrays and once of 12, since FedAvg's time depends on that. First equality is checked;
-then both take turns, beside a plain copy of the same bytes; the best turn of each counts.
+makes a sketch of 1024 numbers of it, and makes the round of all. As many numbers come as a model
+of 4 arrays, as a small convolutional network (12) and as a residual one (43), since time depends
+on that. First equality is checked; then both take turns, beside a plain copy of the same bytes;
+the best turn of each counts.
 """
 
 import argparse
@@ -31,16 +32,34 @@ from fedbranch.flower.arrays import Layout
 from fedbranch.flower.federation import Asked, Federation, Keys
 from fedbranch.flower.testing import FakeGrid, FakeNode
 
-SHAPES = {
+SKETCH = 1024
+MUST_REACH = 5.0  # times FedAvg's updates/s
+KEYS = Keys(weight="num-examples", arrays="arrays", config="config")
+
+
+def residual_network(widths: tuple[int, ...], blocks_each: int) -> list[tuple[int, ...]]:
+    """Give the shapes in a residual network with group norms, for ten classes of images."""
+    before = widths[0]
+    shapes: list[tuple[int, ...]] = [(before, 3, 3, 3), (before,), (before,)]
+    for width in widths:
+        for _ in range(blocks_each):
+            shapes += [(width, before, 3, 3), (width,), (width,)]
+            shapes += [(width, width, 3, 3), (width,), (width,)]
+            if width != before:
+                shapes.append((width, before, 1, 1))
+            before = width
+    return [*shapes, (10, before), (10,)]
+
+
+# Number of arrays -> their shapes: 100,000 numbers, or nearly as many.
+SHAPES: dict[int, list[tuple[int, ...]]] = {
     4: [(776, 128), (128,), (128, 4), (32,)],
     12: [
         *[(16, 3, 3, 3), (16,), (32, 16, 3, 3), (32,), (64, 32, 3, 3), (64,)],
         *[(576, 120), (120,), (120, 48), (48,), (48, 10), (10,)],
     ],
-}  # 100,000 numbers, and nearly as many
-SKETCH = 1024
-MUST_REACH = 5.0  # times FedAvg's updates/s
-KEYS = Keys(weight="num-examples", arrays="arrays", config="config")
+    43: residual_network((12, 24, 48), blocks_each=2),
+}
 
 
 def initial_model(num_arrays: int = 4) -> dict[str, np.ndarray]:

@@ -4,8 +4,8 @@
     python benchmarks/server.py gpu     a hundred thousand clients on one GPU
 
 Every case runs in a process of its own, whose peak memory is then that of the case. In each,
-what comes out is checked first; then all contestants take turns, and the best turn of each
-counts. The peers are NumPy with SciPy, fastcluster (installed from the package index into a
+what comes out is checked first; then all contestants take turns, in another order every time,
+and the best turn of each counts. The peers are NumPy with SciPy, fastcluster (installed from the package index into a
 folder of its own) or scikit-learn, and Flower's FedAvg; the limit is the bare matrix product of
 the same run.
 """
@@ -13,6 +13,7 @@ the same run.
 import argparse
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -30,8 +31,9 @@ from fedbranch.core.sketch import Projection
 
 HERE = Path(__file__).parent
 NUM_GROUPS = 10
+INGEST = {"ingest": 12, "ingest-few-arrays": 4, "ingest-many-arrays": 43}  # case -> arrays
 CASES = {
-    "cpu": ["S1", "S2", "S3", "stream", "clients", "parameters", "ingest", "population"],
+    "cpu": ["S1", "S2", "S3", "stream", "clients", "parameters", *INGEST, "population"],
     "gpu": ["G1", "G2"],
 }
 SIZES = {"S1": (1000, 50_000), "S2": (4000, 10_000), "S3": (10_000, 2000)}
@@ -81,7 +83,9 @@ def measured(case: str, options: argparse.Namespace) -> dict:
         return {"case": case} | stream(num_clients=100_000, dim=10_000, size=1024)
     if case in ("clients", "parameters"):
         return {"case": case} | growth(case, options.repeats)
-    return {"case": case} | (ingest_beside_flower() if case == "ingest" else populations())
+    if case in INGEST:
+        return {"case": case} | ingest_beside_flower(INGEST[case])
+    return {"case": case} | populations()
 
 
 # Similarities and split
@@ -219,11 +223,11 @@ def half_product(updates: np.ndarray | torch.Tensor, num_rows: int) -> None:
 # Parts that are programs of their own as well
 
 
-def ingest_beside_flower() -> dict:
+def ingest_beside_flower(num_arrays: int) -> dict:
     """Check, add up and sketch replies as they come, beside Flower's FedAvg."""
     import ingest
 
-    found = ingest.measure()
+    found = ingest.measure(num_arrays)
     return {
         "about": f"{found['case']}: read, checked, added up and sketched to {found['sketch']} by "
         f"{found['threads']} threads",
@@ -362,10 +366,18 @@ def same_groups(found: np.ndarray, groups: np.ndarray) -> bool:
 def best_of_turns(
     contestants: dict[str, Callable[[], object]], repeats: int, device: str = "cpu"
 ) -> dict[str, float]:
-    """Let all take turns, after one that does not count: seconds of the best turn of each."""
-    seconds = dict.fromkeys(contestants, float("inf"))
+    """Let all take turns, after one that does not count: seconds of the best turn of each.
+
+    In another order every time: NumPy's, SciPy's and PyTorch's threads get in each other's way
+    when one takes over from the other, which nobody shall have to bear more often than others.
+    """
+    order = random.Random(0)  # noqa: S311  # no secret
+    names = list(contestants)
+    seconds = dict.fromkeys(names, float("inf"))
     for turn in range(repeats + 1):
-        for name, run in contestants.items():
+        order.shuffle(names)
+        for name in names:
+            run = contestants[name]
             began = synchronised(device)
             run()
             if turn:

@@ -51,7 +51,11 @@ def test_the_committed_results_reach_what_they_must(path):
 
 
 # Case and target of what was not reached; docs/scale.md says so.
-MISSED = {("S2", "times the bare product"), ("ingest", "times FedAvg's updates per second")}
+MISSED = {
+    ("S2", "times the bare product"),
+    ("ingest", "times FedAvg's updates per second"),
+    ("ingest-few-arrays", "times FedAvg's updates per second"),
+}
 
 
 @pytest.mark.parametrize("path", OF_SERVER, ids=lambda path: path.stem)

@@ -95,7 +95,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch, num_cores):
     updates = np.random.default_rng(0).normal(size=(300, 20)).astype(np.float32)
     expected = cosine_similarity(updates)
     monkeypatch.setattr(gram, "ROWS_PER_THREAD", 10)
-    monkeypatch.setattr(gram, "_num_cores", lambda: num_cores)
+    monkeypatch.setattr(gram, "num_cores", lambda: num_cores)
 
     np.testing.assert_array_equal(cosine_similarity(updates), expected)
 
@@ -103,7 +103,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch, num_cores):
 @pytest.fixture
 def several_threads(monkeypatch):
     monkeypatch.setattr(gram, "ROWS_PER_THREAD", 1)
-    monkeypatch.setattr(gram, "_num_cores", lambda: 2)
+    monkeypatch.setattr(gram, "num_cores", lambda: 2)
 
 
 @pytest.mark.usefixtures("several_threads")

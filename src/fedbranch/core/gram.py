@@ -7,8 +7,6 @@ The other half is filled in, and all of it scaled, strip by strip, without a sec
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -18,6 +16,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 from scipy.linalg import get_blas_funcs
+
+from fedbranch.core.cores import num_cores
 
 __all__ = [
     "BLOCK",
@@ -165,18 +165,13 @@ def for_each_strip(work: Callable[[slice], _Result], matrix: Array, num_rows: in
         What was found, in the order of the strips.
     """
     strips = list(column_blocks(int(matrix.shape[0]), num_rows))
-    num_threads = min(_num_cores(), int(matrix.shape[0]) // ROWS_PER_THREAD)
+    num_threads = min(num_cores(), int(matrix.shape[0]) // ROWS_PER_THREAD)
     if num_threads < 2 or not is_on_host(matrix):
         return [work(rows) for rows in strips]
     with ThreadPoolExecutor(num_threads) as threads:
         # In the caller's context, to which NumPy's way with invalid numbers belongs.
         found = [threads.submit(copy_context().run, work, rows) for rows in strips]
         return [each.result() for each in found]
-
-
-def _num_cores() -> int:
-    """Count the cores that we may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)
 
 
 def _beside(updates: Array, found: NDArray[np.floating]) -> Array:

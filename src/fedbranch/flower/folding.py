@@ -6,8 +6,6 @@ by a few threads.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +15,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from numpy.typing import NDArray
 
+from fedbranch.core.cores import num_cores
 from fedbranch.flower.replies import Reported, arrays_in, why_unreadable
 from fedbranch.flower.steps import Steps
 from fedbranch.intake import Intake
@@ -160,10 +159,6 @@ class Folding:
             shape = (REPLIES_AT_ONCE, self._federation.layout.num_params)
             rows = self._memory.rows = np.zeros(shape, np.float32)
         return rows
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)
 
 
 class _Read(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -32,6 +31,7 @@ from fedbranch.client import (
     tensors,
     trial_losses,
 )
+from fedbranch.core.cores import num_cores
 from fedbranch.data import ClientData, PartName
 from fedbranch.errors import ClientFailed
 from fedbranch.halves import halves_seed
@@ -40,7 +40,7 @@ from fedbranch.sim.arrangement import arranged_for_cpu
 from fedbranch.sim.reference import memory_of, naming
 from fedbranch.tree import Node, Vector
 
-__all__ = ["CannotFork", "Workers", "num_cores"]
+__all__ = ["CannotFork", "Workers"]
 
 MEASURED_TOGETHER = 8  # clients whose models are measured by one worker in one go
 AHEAD = 2  # jobs that a worker has at hand, so that it never waits for the next one
@@ -51,11 +51,6 @@ SET_SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 class CannotFork(Exception):
     """Why there can be no workers here."""
-
-
-def num_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)
 
 
 class Workers:
