@@ -4,8 +4,8 @@
     python benchmarks/server.py gpu     a hundred thousand clients on one GPU
 
 Every case runs in a process of its own, whose peak memory is then that of the case. In each,
-what comes out is checked first; then all contestants take turns, in another order every time,
-and the best turn of each counts. The peers are NumPy with SciPy, fastcluster (installed from the package index into a
+what comes out is checked first; then all contestants take turns, each after the threads of
+the one before have come to rest, and the best turn of each counts. The peers are NumPy with SciPy, fastcluster (installed from the package index into a
 folder of its own) or scikit-learn, and Flower's FedAvg; the limit is the bare matrix product of
 the same run.
 """
@@ -13,7 +13,6 @@ the same run.
 import argparse
 import json
 import os
-import random
 import resource
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from fedbranch.core.sketch import Projection
 
 HERE = Path(__file__).parent
 NUM_GROUPS = 10
+REST_S = 0.2  # between turns
 INGEST = {"ingest": 12, "ingest-few-arrays": 4, "ingest-many-arrays": 43}  # case -> arrays
 CASES = {
     "cpu": ["S1", "S2", "S3", "stream", "clients", "parameters", *INGEST, "population"],
@@ -368,16 +368,13 @@ def best_of_turns(
 ) -> dict[str, float]:
     """Let all take turns, after one that does not count: seconds of the best turn of each.
 
-    In another order every time: NumPy's, SciPy's and PyTorch's threads get in each other's way
-    when one takes over from the other, which nobody shall have to bear more often than others.
+    In between they rest: NumPy, SciPy and PyTorch have threads of their own, which after a product
+    look out for the next one for a while, on cores that are then somebody else's.
     """
-    order = random.Random(0)  # noqa: S311  # no secret
-    names = list(contestants)
-    seconds = dict.fromkeys(names, float("inf"))
+    seconds = dict.fromkeys(contestants, float("inf"))
     for turn in range(repeats + 1):
-        order.shuffle(names)
-        for name in names:
-            run = contestants[name]
+        for name, run in contestants.items():
+            time.sleep(REST_S)
             began = synchronised(device)
             run()
             if turn:
