@@ -328,9 +328,9 @@ def _strangers(ids: list[str], updates: Array, was_aside: NDArray[np.bool_]) -> 
         return {}
     # With some others first, in some of the coordinates, where noise is noise as well. Only who
     # resembles none of those is compared with everybody.
-    sample = array_namespace(updates).asarray(
-        updates[:, :: max(1, dim // NUMBERS_AT_FIRST)], copy=True
-    )
+    sample, stride = updates, dim // NUMBERS_AT_FIRST
+    if stride > 1:
+        sample = array_namespace(updates).asarray(updates[:, ::stride], copy=True)
     first_bound = _chance_bound(min(num_clients, OTHERS_AT_FIRST), sample.shape[1])
     resemblance = _resemblance(sample)
     most_resemble = float(np.median(resemblance)) > CLEARLY * first_bound
