@@ -234,7 +234,7 @@ def _reply(
             f"num_examples is {shortened(num_examples)}; it must be a number above 0 and "
             f"at most {max_examples:g}"
         )
-    if not isinstance(metrics, Mapping):
+    if type(metrics) is not dict and not isinstance(metrics, Mapping):
         raise InvalidUpdate(f"metrics are {shortened(metrics)}; send numbers by name")
     checked: dict[str, float | None] = {}
     for name, value in islice(metrics.items(), MOST_METRICS + 1):

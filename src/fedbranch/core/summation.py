@@ -36,9 +36,10 @@ CLASS_WIDTH = 4
 UNIT_BITS = 40
 MOST_UNITS = 2.0**53  # whole numbers beyond are not all floats
 CARRY = 2.0**30  # units that are moved to the second accumulator together
-# Whole weights of up to this are applied where all of a batch is added up: eight of them times
-# 2**40 units are still exact.
+# Whole weights of up to this are applied where all of a batch is added up: times 2**40 units
+# each, several of them are still exact.
 LARGEST_WHOLE_WEIGHT = 1000.0
+MOST_UNITS_AT_ONCE = MOST_UNITS / 2
 # Powers of two that float32 can be scaled by.
 LARGEST_SCALE = 120
 # In larger units than this the smallest entries that float32 has would lose digits: sketches
@@ -175,13 +176,17 @@ class _Class:
 
     def carry(self) -> None:
         """Move what is large from low to high: what stays is in [-CARRY / 2, CARRY / 2)."""
+        self.most = CARRY / 2
         if self.high is None:
             self.high = np.zeros_like(self.low)
+        compiled = _compiled(self.low.size)
+        if compiled is not None:
+            compiled.carry(self.low, self.high, CARRY)
+            return
         moved = np.floor(self.low / CARRY + 0.5)
         self.high += moved
         moved *= CARRY
         self.low -= moved
-        self.most = CARRY / 2
 
 
 class ExactSum:
@@ -254,32 +259,28 @@ class ExactSum:
         sketches = None
         if self.projection is not None:
             sketches = np.zeros((len(updates), self.projection.size), dtype=np.float32)
-        batches: dict[int, list[int]] = {}
-        for row, (weight, strongest) in enumerate(
-            zip(factors.tolist(), extent.strongest.tolist(), strict=True)
-        ):
-            if not (math.isfinite(strongest) and 0 <= weight < math.inf):
-                raise ValueError(
-                    f"update {row} has weight {weight} and a block of length {strongest}; only "
-                    "finite ones can be added"
-                )
-            unit = _unit(strongest)
-            if (
-                weight <= LARGEST_WHOLE_WEIGHT
-                and weight == int(weight)
-                and abs(unit) <= LARGEST_SCALE
-            ):
-                batches.setdefault(unit, []).append(row)
-                continue
-            self._add_weighted(updates[row], weight, strongest)
+        strongest = extent.strongest
+        is_good = np.isfinite(strongest) & (factors >= 0) & (factors < np.inf)
+        if not is_good.all():
+            row = int(np.argmin(is_good))
+            raise ValueError(
+                f"update {row} has weight {factors[row]} and a block of length {strongest[row]}; "
+                "only finite ones can be added"
+            )
+        units = _units(strongest)
+        is_whole = (factors <= LARGEST_WHOLE_WEIGHT) & (factors == np.rint(factors))
+        is_whole &= np.abs(units) <= LARGEST_SCALE
+        for row in np.flatnonzero(~is_whole).tolist():
+            self._add_weighted(updates[row], float(factors[row]), float(strongest[row]))
             if self.projection is not None and sketches is not None:
                 sketches[row] = self.projection.of(updates[row : row + 1])[0]
-        for unit, rows in batches.items():
-            for start in range(0, len(rows), ROWS_AT_ONCE):
-                at_once = rows[start : start + ROWS_AT_ONCE]
-                # No entry is larger than its block is long, as far as float32 can tell.
-                most = 1.001 * factors[at_once] * extent.strongest[at_once]
-                self._of_unit(unit).make_room(float(np.ldexp(most, -unit).sum()))
+        for unit in sorted(set(units[is_whole].tolist())):
+            rows = np.flatnonzero(is_whole & (units == unit))
+            # No entry is larger than its block is long, as far as float32 can tell.
+            most = np.ldexp(1.001 * factors[rows] * strongest[rows], -unit)
+            for part in _chunks_within(most, MOST_UNITS_AT_ONCE):
+                at_once = rows[part]
+                self._of_unit(unit).make_room(float(most[part].sum()))
                 self._add_whole(updates, at_once, factors[at_once], unit, sketches)
                 if unit > LARGEST_UNIT_OF_SKETCHES and sketches is not None:
                     assert self.projection is not None
@@ -288,7 +289,7 @@ class ExactSum:
 
     def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
         """Add one update, rounded after it was multiplied."""
-        unit = _unit(strongest * weight)
+        unit = int(_units(np.float64(strongest * weight)))
         of_unit = self._of_unit(unit)
         of_unit.make_room(2.0**UNIT_BITS)
         for columns in _chunks(self.dim, COLUMNS_AT_ONCE):
@@ -303,29 +304,41 @@ class ExactSum:
     def _add_whole(
         self,
         updates: NDArray[np.float32],
-        rows: list[int],
+        rows: NDArray[np.intp],
         weights: NDArray[np.float64],
         unit: int,
         sketches: NDArray[np.float32] | None,
     ) -> None:
         """Add some updates of one unit, with whole weights, and sketch them."""
-        of_unit = self._of_unit(unit)
-        table = self._table(unit)
+        low, table = self._of_unit(unit).low, self._table(unit)
         compiled = _compiled(len(rows) * self.dim) if _is_plain(updates) else None
         if compiled is not None:
             compiled.add_rows(
                 updates,
-                np.array(rows, np.int64),
+                rows.astype(np.int64, copy=False),
                 weights,
                 table,
-                of_unit.low,
+                low,
                 *self._folding,
                 # A power of two, of which nothing is rounded.
                 np.float32(0.0 if sketches is None else 2.0**unit),
                 NO_SKETCHES if sketches is None else sketches,
             )
             return
-        first, end = rows[0], rows[-1] + 1
+        for few in _chunks(len(rows), ROWS_AT_ONCE):
+            self._add_few(updates, rows[few], weights[few], unit, sketches)
+
+    def _add_few(
+        self,
+        updates: NDArray[np.float32],
+        rows: NDArray[np.intp],
+        weights: NDArray[np.float64],
+        unit: int,
+        sketches: NDArray[np.float32] | None,
+    ) -> None:
+        """Do it for so many as there is memory for."""
+        of_unit, table = self._of_unit(unit), self._table(unit)
+        first, end = int(rows[0]), int(rows[-1]) + 1
         together = updates[first:end] if end - first == len(rows) else None
         projection = self.projection
         width = COLUMNS_AT_ONCE
@@ -339,7 +352,7 @@ class ExactSum:
             if together is not None:
                 np.multiply(together[:, columns], table[columns], out=part)
             else:
-                for place, row in enumerate(rows):
+                for place, row in enumerate(rows.tolist()):
                     np.multiply(updates[row, columns], table[columns], out=part[place])
             if projection is not None:
                 projection.fold(folded, part, columns.start // width)
@@ -471,11 +484,23 @@ class ExactSum:
         return rebuilt
 
 
-def _unit(strongest: float) -> int:
-    """Give the exponent of the unit for updates with a strongest block of this length."""
-    exponent = math.frexp(strongest)[1]
-    top = -(-exponent // CLASS_WIDTH) * CLASS_WIDTH  # strongest < 2**top
-    return top - UNIT_BITS
+def _units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Give the exponents of the units for updates with strongest blocks of these lengths."""
+    exponents: NDArray[np.int32] = np.frexp(strongest)[1]
+    # strongest < 2**top, where top is a multiple of the width
+    return -(-exponents // CLASS_WIDTH) * CLASS_WIDTH - UNIT_BITS
+
+
+def _chunks_within(amounts: NDArray[np.float64], most: float) -> Iterator[slice]:
+    """Cut a sequence into parts that add up to no more than ``most``, or have one member."""
+    start, total = 0, 0.0
+    for place, amount in enumerate(amounts.tolist()):
+        if place > start and total + amount > most:
+            yield slice(start, place)
+            start, total = place, 0.0
+        total += amount
+    if len(amounts):
+        yield slice(start, len(amounts))
 
 
 def _chunks(dim: int, width: int) -> Iterator[slice]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedbranch.core.machine_code import compiled
 
-__all__ = ["BLOCK", "add_rows", "block_squares", "square_of"]
+__all__ = ["BLOCK", "add_rows", "block_squares", "carry", "square_of"]
 
 BLOCK = 1024  # as in summation
 COLUMNS_AT_ONCE = 1024  # of which a few rows and their sums stay in the first cache
@@ -113,6 +113,30 @@ def _fold(
             place = 0
 
 
+@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+def _add_group(
+    updates: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    table: NDArray[np.float32],
+    low: NDArray[np.float64],
+    folded: NDArray[np.float32],
+    shifts: NDArray[np.int64],
+) -> None:
+    """Add so many rows as can be folded at once."""
+    width, dim = folded.shape[1], updates.shape[1]
+    folded[: len(rows)] = 0
+    for block in range(len(shifts)):
+        start = block * width
+        end = min(start + width, dim)
+        place = shifts[block]
+        while start < end:
+            here = min(COLUMNS_AT_ONCE, end - start, width - place)
+            _add_few(updates, rows, weights, table, low, folded, start, start + here, place)
+            start += here
+            place = (place + here) % width
+
+
 @compiled(
     void(
         _UPDATES,
@@ -145,25 +169,25 @@ def add_rows(
     those that begin at ``shifts[b]``, and around the end. These, if need be folded once more and
     times ``scale``, are the rows' sketches; without any rows there, they are forgotten.
     """
-    width, dim = folded.shape[1], updates.shape[1]
-    folded[: len(rows)] = 0
-    for block in range(len(shifts)):
-        start = block * width
-        end = min(start + width, dim)
-        place = shifts[block]
-        while start < end:
-            here = min(COLUMNS_AT_ONCE, end - start, width - place)
-            _add_few(updates, rows, weights, table, low, folded, start, start + here, place)
-            start += here
-            place = (place + here) % width
-    if len(sketches) == 0:
-        return
-    for number in range(len(rows)):
-        sketch = sketches[rows[number]]
-        if len(next_shifts) == 0:
-            sketch[:] = folded[number]
-        else:
-            sketch[:] = 0
-            _fold(folded[number], next_shifts, sketch)
-        for i in range(len(sketch)):
-            sketch[i] *= scale
+    for first in range(0, len(rows), len(folded)):
+        few = rows[first : first + len(folded)]
+        _add_group(updates, few, weights[first:], table, low, folded, shifts)
+        if len(sketches):
+            for number in range(len(few)):
+                sketch = sketches[few[number]]
+                if len(next_shifts) == 0:
+                    sketch[:] = folded[number]
+                else:
+                    sketch[:] = 0
+                    _fold(folded[number], next_shifts, sketch)
+                for i in range(len(sketch)):
+                    sketch[i] *= scale
+
+
+@compiled(void(float64[::1], float64[::1], float64))
+def carry(low: NDArray[np.float64], high: NDArray[np.float64], units: float) -> None:
+    """Move what is large from low to high, so many units for one."""
+    for i in range(len(low)):
+        moved = np.floor(low[i] / units + 0.5)
+        high[i] += moved
+        low[i] -= moved * units

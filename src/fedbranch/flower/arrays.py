@@ -235,7 +235,8 @@ class Layout:
             If they are not.
         """
         there = dict(reply.items())
-        if there.keys() != self.initial.keys():
+        # Nearly always in the same order, which is seen at once.
+        if list(there) != list(self.initial) and there.keys() != self.initial.keys():
             missing = sorted(self.initial.keys() - there.keys())
             extra = sorted(there.keys() - self.initial.keys())
             raise InvalidUpdate(

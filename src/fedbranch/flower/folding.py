@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Folding"]
 
 # So few that they stay in the processor's cache until they are added up.
-REPLIES_AT_ONCE = 8
+REPLIES_AT_ONCE = 32
 MOST_THREADS = 4  # more would wait for the interpreter
 BATCHES_AHEAD = 2  # of each thread
 

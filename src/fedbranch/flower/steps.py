@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ __all__ = ["Steps"]
 
 TWIN = "fedbranch.flower.steps_compiled"
 WORTH_COMPILING = 2**12  # parameters; with fewer, loading machine code would take longer
+# How far behind the address of a bytes object its bytes begin, in CPython; Numba needs that too.
+BYTES_BEGIN = bytes.__basicsize__ - 1
 
 
 class _Usual(NamedTuple):
@@ -51,8 +55,10 @@ class Steps:
         params = [place.name for place in layout.places if not place.is_buffer]
         self._buffer_places = [place for place in layout.places if place.is_buffer]
         self._compiled = None
-        if layout.num_params >= WORTH_COMPILING and all(
-            sent[name].dtype == np.float32 for name in params
+        if (
+            layout.num_params >= WORTH_COMPILING
+            and all(sent[name].dtype == np.float32 for name in params)
+            and _are_bytes_where_expected()
         ):
             self._compiled = machine_code(TWIN)
         if self._compiled is not None:
@@ -105,11 +111,10 @@ class Steps:
         extent = None
         if self._compiled is not None and rows:
             squares = np.zeros((len(replies), -(-len(self._before) // BLOCK)))
-            # It keeps the parts, and with them what it points to.
-            pointers = (ctypes.c_char_p * len(parts))(*parts)
-            addresses = np.frombuffer(pointers, np.uintp).reshape(len(rows), -1)  # type: ignore[call-overload]  # it is a buffer
+            # The list keeps what these are the addresses of.
+            addresses = np.fromiter(map(id, parts), np.uint64, len(parts)) + np.uint64(BYTES_BEGIN)
             self._compiled.write_steps(
-                addresses + self._header_lengths,
+                addresses.reshape(len(rows), -1) + self._header_lengths,
                 self._lengths,
                 self._before,
                 np.array(rows, np.int64),
@@ -137,3 +142,12 @@ class Steps:
                 return None
             parts.append(data)
         return parts
+
+
+@lru_cache
+def _are_bytes_where_expected() -> bool:
+    """Whether the number of a bytes object tells where its bytes are."""
+    probe = b"fedbranch"
+    return sys.implementation.name == "cpython" and (
+        ctypes.string_at(id(probe) + BYTES_BEGIN, len(probe)) == probe
+    )
