@@ -15,6 +15,7 @@ from itertools import islice
 import numpy as np
 from array_api_compat import array_namespace
 
+from fedbranch.core.differences import Differences
 from fedbranch.core.geometry import Array, to_numpy
 from fedbranch.core.summation import Extent, extents
 from fedbranch.errors import InvalidUpdate
@@ -25,6 +26,7 @@ __all__ = [
     "MOST_METRICS",
     "Expected",
     "check_batch",
+    "check_claims",
     "check_losses",
     "check_metric_name",
     "check_update",
@@ -100,7 +102,8 @@ def check_update(update: Update, expected: Expected) -> Reply:
         half_difference=None if half is None else half[None, :],
     )
     has_halves = half is not None and bool(half.any())
-    return _reply(rows, 0, update.num_examples, update.metrics, expected.max_examples, has_halves)
+    weight, metrics = check_claims(update.num_examples, update.metrics, expected.max_examples)
+    return Reply(rows=rows, row=0, weight=weight, metrics=metrics, has_halves=has_halves)
 
 
 def check_batch(
@@ -119,6 +122,7 @@ def check_batch(
     TypeError, ValueError
         If the batch as a whole does not fit the model.
     """
+    assert not isinstance(batch.vectors, Differences), "to be written down first"
     vectors = _checked_column("update", batch.vectors, (len(batch), expected.num_params))
     if batch.buffers is None:
         buffers = array_namespace(vectors).zeros_like(vectors[:, :0])
@@ -139,9 +143,7 @@ def check_batch(
     extent = None
     for name, column in columns.items():
         if column.shape[1]:
-            measured = batch.extent if name == "update" else None
-            if measured is None and isinstance(column, np.ndarray):
-                measured = extents(column)
+            measured = extents(column) if isinstance(column, np.ndarray) else None
             problems = _column_problems(name, column, measured) | problems
             extent = measured if name == "update" else extent
     rows = Rows(
@@ -162,13 +164,11 @@ def check_batch(
         try:
             if row in problems:
                 raise InvalidUpdate(problems[row])
-            reply = _reply(
-                rows,
-                row,
-                batch.num_examples[row],
-                batch.metrics[row],
-                expected.max_examples,
-                has_halves[row],
+            weight, metrics = check_claims(
+                batch.num_examples[row], batch.metrics[row], expected.max_examples
+            )
+            reply = Reply(
+                rows=rows, row=row, weight=weight, metrics=metrics, has_halves=has_halves[row]
             )
             usable[client_id] = (batch.bases[row], reply)
         except InvalidUpdate as error:
@@ -193,7 +193,7 @@ def _checked_column(name: str, column: Array, shape: tuple[int, int]) -> Array:
 
 
 def _column_problems(name: str, column: Array, extent: Extent | None) -> dict[int, str]:
-    """Find the rows that cannot be used."""
+    """Find the rows that cannot be used: row -> why."""
     if extent is not None:
         # Of nearly all the lengths of some blocks say enough, and these are quickly measured.
         strongest = extent.strongest
@@ -219,15 +219,16 @@ def _problems_of(name: str, column: Array) -> dict[int, str]:
     return found
 
 
-def _reply(
-    rows: Rows,
-    row: int,
-    num_examples: object,
-    metrics: object,
-    max_examples: float,
-    has_halves: bool,
-) -> Reply:
-    """Check the numbers that come beside the vectors."""
+def check_claims(
+    num_examples: object, metrics: object, max_examples: float
+) -> tuple[float, dict[str, float | None]]:
+    """Check the numbers that come beside the vectors: the weight, and the metrics by name.
+
+    Raises
+    ------
+    InvalidUpdate
+        If they are none, or too large, or too many.
+    """
     weight = _as_float(num_examples)
     if weight is None or not 0 < weight <= max_examples:
         raise InvalidUpdate(
@@ -247,7 +248,7 @@ def _reply(
         checked[name] = number if math.isfinite(number) else None
     if len(checked) > MOST_METRICS:
         raise InvalidUpdate(f"there are more than {MOST_METRICS} metrics; send those that matter")
-    return Reply(rows=rows, row=row, weight=weight, metrics=checked, has_halves=has_halves)
+    return weight, checked
 
 
 def check_metric_name(name: str) -> None:

@@ -229,6 +229,11 @@ class Guard:
             return None
         return _why_too_long(name, length / usual, limit)
 
+    def longest_untouched(self, usual: float) -> float:
+        """Give how long an update may be to be neither too long nor shortened."""
+        limits = [limit for limit in (self.max_length, self.clipped_length) if limit is not None]
+        return min(limits) * usual if limits and usual else math.inf
+
     def shortening(self, length: float, usual: float) -> float:
         """Give what to multiply a vector by, so that it is no longer than it may count for."""
         if self.clipped_length is None or usual == 0 or length <= self.clipped_length * usual:

@@ -7,21 +7,23 @@ and lets it go. The sums, and so all that follows, do not depend on who came fir
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from fedbranch.acceptance import Expected, check_batch, check_update
+from fedbranch.acceptance import Expected, check_batch, check_claims, check_update
+from fedbranch.core.differences import Differences
 from fedbranch.core.geometry import Array, norms, take_rows, to_numpy
 from fedbranch.core.gram import is_on_host
 from fedbranch.core.sketch import Projection
-from fedbranch.core.summation import Extent, extents
+from fedbranch.core.summation import Added, Extent, can_be_added_whole, extents
 from fedbranch.errors import InvalidUpdate
 from fedbranch.examination import Case, Weighting
 from fedbranch.guard import Guard
@@ -76,6 +78,7 @@ class Intake:
         self._parts: dict[int, list[Part]] = {}  # leaf -> sums, of at most one thread at a time
         self._idle: dict[int, list[Part]] = {}
         self._aside: set[str] = set()
+        self._answered: set[str] = set()  # also those whose replies are being taken in
         self._stood: dict[str, int] = {}  # client id -> node for which it replied
         self._nodes = _standing(situation.tree)
         self._bases = {node.id: node.base for node in situation.tree}
@@ -164,6 +167,9 @@ class Intake:
         dict
             Client id -> why its reply cannot be used, for those that cannot.
         """
+        if isinstance(batch.vectors, Differences):
+            taken = self._take_plain(batch, batch.vectors)
+            batch = batch.written([row for row in range(len(batch)) if row not in taken])
         usable, refused = check_batch(batch, self._situation.expected)
         return self._take(usable, refused)
 
@@ -232,9 +238,10 @@ class Intake:
                     if node_id is None:
                         raise InvalidUpdate(_UNKNOWN)
                     self._check_base(client_id, base, node_id)
-                    if client_id in self._replies:
+                    if client_id in self._answered:
                         raise InvalidUpdate("has already answered in this round")
                     # From here on it has answered, whatever another thread is told meanwhile.
+                    self._answered.add(client_id)
                     self._replies[client_id] = taken[client_id] = reply
                     self._stood[client_id] = node_id
                     at_node.setdefault(node_id, []).append(client_id)
@@ -245,6 +252,7 @@ class Intake:
             with self._lock:
                 for client_id in too_long:
                     del self._replies[client_id]
+                self._answered -= too_long.keys()
                 self._replies |= found
                 self._aside |= too_long.keys()
             refused |= too_long
@@ -273,6 +281,103 @@ class Intake:
         case = self._situation.cases.get(node_id)
         if case is not None and client_id in case.replies:
             raise InvalidUpdate("has already answered at these parameters")
+
+    # Updates that are added as they lie
+
+    def _take_plain(self, batch: UpdateBatch, updates: Differences) -> set[int]:
+        """Add updates as they lie, of replies about which nothing is unusual; give their rows.
+
+        The others are as if they had not been there; who looks at them one by one finds out what
+        is wrong, if anything is.
+        """
+        node_id, buffers = self._leaf_of(batch, updates), self._plain_buffers(batch)
+        if node_id is None or buffers is None:
+            return set()
+        guard, usual = self._situation.guard, self._usual(node_id)
+        lengths = _measured(buffers, keeps=False)
+        longest = math.inf
+        if guard is not None:
+            longest = guard.longest_untouched(usual.get("update", 0.0))
+            lengths[lengths > guard.longest_untouched(usual.get("buffers", 0.0))] = math.nan
+        claims = self._plain_claims(batch, node_id, np.isfinite(lengths))
+        weights = np.zeros(len(batch))
+        with self._lock:
+            sums = self._sums_at(node_id)
+            for row, (weight, _) in claims.items():
+                counted = weight if self._situation.weighting == "examples" else 1.0
+                client_id = batch.client_ids[row]
+                if (
+                    client_id not in self._answered
+                    and can_be_added_whole(counted)
+                    and sums.is_settled(counted, guard)
+                ):
+                    weights[row] = counted
+                    self._answered.add(client_id)
+                    self._stood[client_id] = node_id
+        with self._part(node_id) as part:
+            found = part.compared.add_plain(updates, weights, longest)
+            taken = np.flatnonzero(found.is_added).tolist()
+            if taken and buffers.shape[1]:
+                part.sums["buffers"].add(take_rows(buffers, taken), weights[taken])
+        rows = added_rows(found, lengths)
+        with self._lock:
+            self._answered.difference_update(
+                batch.client_ids[row]
+                for row in np.flatnonzero((weights > 0) & ~found.is_added).tolist()
+            )
+            for row in taken:
+                client_id, (weight, metrics) = batch.client_ids[row], claims[row]
+                self._replies[client_id] = Reply(rows=rows, row=row, weight=weight, metrics=metrics)
+                sums.claim(client_id, float(weights[row]))
+        self._add_settled(node_id)
+        return set(taken)
+
+    def _leaf_of(self, batch: UpdateBatch, updates: Differences) -> int | None:
+        """Give the leaf at which the updates of a batch may be added as they lie, if there is one."""
+        situation = self._situation
+        if (
+            situation.projection is None
+            or situation.keeps_updates
+            or situation.expected.compares_signal
+            or batch.half_differences is not None
+            or updates.shape[1] != situation.expected.num_params
+            or not len(batch)
+        ):
+            return None
+        node_id = situation.tree.positions.of(batch.client_ids[0])
+        return node_id if node_id is not None and situation.tree[node_id].is_leaf else None
+
+    def _plain_buffers(self, batch: UpdateBatch) -> NDArray[np.float32] | None:
+        """Give the buffers of a batch, if they are as they must be."""
+        buffers = batch.buffers
+        shape = (len(batch), self._situation.expected.num_buffers)
+        if buffers is None and not shape[1]:
+            return np.zeros(shape, np.float32)
+        if isinstance(buffers, np.ndarray) and buffers.shape == shape:
+            return buffers if buffers.dtype == np.float32 else None
+        return None
+
+    def _plain_claims(
+        self, batch: UpdateBatch, node_id: int, is_good: NDArray[np.bool_]
+    ) -> dict[int, tuple[float, dict[str, float | None]]]:
+        """Give weight and metrics of the rows whose senders may send them, and are not watched."""
+        situation, before = self._situation, self._before(node_id)
+        claims = {}
+        nodes = situation.tree.positions.of_all(batch.client_ids)
+        for row, (client_id, at) in enumerate(zip(batch.client_ids, nodes, strict=True)):
+            if (
+                at == node_id
+                and is_good[row]
+                and client_id not in batch.refused
+                and client_id not in situation.set_aside
+                and (before is None or client_id not in before.weights)
+            ):
+                with suppress(Exception):  # who looks at it one by one says why
+                    self._check_base(client_id, batch.bases[row], node_id)
+                    claims[row] = check_claims(
+                        batch.num_examples[row], batch.metrics[row], situation.expected.max_examples
+                    )
+        return claims
 
     # Sketches and sums
 
@@ -330,9 +435,7 @@ class Intake:
         shortening = self._shortening(node_id, group)
         now = []
         with self._lock:
-            sums = self._sums.get(node_id)
-            if sums is None:
-                sums = self._sums[node_id] = Sums(self._new_part())
+            sums = self._sums_at(node_id)
             for row, (client_id, weight) in enumerate(zip(group.client_ids, weights, strict=True)):
                 if before is not None and client_id in before.weights:
                     continue  # a stranger, or one who left and came back, has been counted
@@ -341,11 +444,24 @@ class Intake:
                     now.append(row)
                 else:
                     sums.held_back[client_id] = group.whole(row, shortening)
-            settled = sums.settled(guard)
+        self._add_settled(node_id)
         with self._part(node_id) as part:
-            for whole, weight in settled:
-                part.add_whole(whole, weight)
             return _added(part, group, now, weights, shortening)
+
+    def _sums_at(self, node_id: int) -> Sums:
+        """Give the sums of a leaf; to be called with the lock."""
+        if node_id not in self._sums:
+            self._sums[node_id] = Sums(self._new_part())
+        return self._sums[node_id]
+
+    def _add_settled(self, node_id: int) -> None:
+        """Add what was held back, as far as it need not be any longer."""
+        with self._lock:
+            settled = self._sums[node_id].settled(self._situation.guard)
+        if settled:
+            with self._part(node_id) as part:
+                for whole, weight in settled:
+                    part.add_whole(whole, weight)
 
     def _shortening(self, node_id: int, group: _Group) -> NDArray[np.float64] | None:
         """Say how much each update, signal and buffers are to be shortened, shape (n, 3).
@@ -553,6 +669,13 @@ def _with_sketches(
         )
         for row, reply in enumerate(replies)
     ]
+
+
+def added_rows(found: Added, lengths_of_buffers: NDArray[np.float64]) -> Rows:
+    """Give what is left of updates that were added as they lay."""
+    nothing = np.zeros((len(lengths_of_buffers), 0), np.float32)
+    lengths = np.stack([found.lengths, found.lengths, lengths_of_buffers], axis=1)
+    return Rows(vector=nothing, compared=found.sketches, buffers=nothing, lengths=lengths)
 
 
 def _spread(some: Array, at_rows: Sequence[int], like: Array) -> Array:

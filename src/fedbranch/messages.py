@@ -14,6 +14,7 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
+from fedbranch.core.differences import Differences
 from fedbranch.core.geometry import Array, take_rows, to_numpy
 from fedbranch.core.summation import Extent
 from fedbranch.files import JSON
@@ -140,18 +141,16 @@ class UpdateBatch:
         Who replies, each once.
     vectors, buffers, signals, half_differences
         Shape (num_clients, length): as in :class:`Update`, all of one library and device. A
-        client without a half difference has a row of zeros.
+        client without a half difference has a row of zeros. Vectors may also be
+        :class:`fedbranch.core.differences.Differences`, which are not written down yet.
     num_examples, metrics, bases
         One for each client, as in :class:`Update`.
     refused
         Client id -> why its row, if it has one, is not to be used.
-    extent
-        What :func:`fedbranch.core.summation.extents` gives for the vectors, if these were
-        measured when they were written; otherwise they are measured when it is needed.
     """
 
     client_ids: Sequence[str]
-    vectors: Array
+    vectors: Array | Differences
     num_examples: Sequence[float]
     bases: Sequence[str]
     metrics: Sequence[Mapping[str, float]]
@@ -159,7 +158,6 @@ class UpdateBatch:
     signals: Array | None = None
     half_differences: Array | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
-    extent: Extent | None = None
 
     def __post_init__(self) -> None:
         checked_ids(self.client_ids)
@@ -181,6 +179,30 @@ class UpdateBatch:
 
     def __len__(self) -> int:
         return len(self.client_ids)
+
+    def written(self, rows: Sequence[int]) -> UpdateBatch:
+        """Give some rows of a batch whose vectors are not written down, with these written."""
+        assert isinstance(self.vectors, Differences)
+        columns = (self.buffers, self.signals, self.half_differences)
+        buffers, signals, halves = (
+            None
+            if column is None
+            else array_namespace(column).take(
+                column, array_namespace(column).asarray(rows, dtype=int), axis=0
+            )
+            for column in columns
+        )
+        return UpdateBatch(
+            client_ids=[self.client_ids[row] for row in rows],
+            vectors=self.vectors.written(rows),
+            buffers=buffers,
+            signals=signals,
+            half_differences=halves,
+            num_examples=[self.num_examples[row] for row in rows],
+            bases=[self.bases[row] for row in rows],
+            metrics=[self.metrics[row] for row in rows],
+            refused=self.refused,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

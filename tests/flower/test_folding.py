@@ -28,7 +28,7 @@ NUM_CLIENTS = 6
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr(folding, "REPLIES_AT_ONCE", 2)
+    monkeypatch.setattr(folding, "MOST_REPLIES_AT_ONCE", 2)
 
 
 def run(num_rounds=30, on_reply=None, **settings):

@@ -21,13 +21,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbranch.core.differences import Differences
 from fedbranch.core.machine_code import machine_code
 from fedbranch.core.sketch import Projection
 
-__all__ = ["BLOCK", "ExactSum", "Extent", "extents", "extents_from"]
+__all__ = ["BLOCK", "Added", "ExactSum", "Extent", "can_be_added_whole", "extents"]
 
 # Numbers per dot product in float32: so short that its rounding does not show.
 BLOCK = 1024
+# Of updates with strongest blocks of such lengths no square leaves float32 or its digits.
+WEAKEST, STRONGEST = 1e-12, 1e18
 # Updates are put into classes by the exponent of their strongest block, so many exponents wide.
 CLASS_WIDTH = 4
 # Units are so many powers of two below what a class can hold. The largest entry is at least
@@ -73,6 +76,27 @@ class Extent(NamedTuple):
     strongest: NDArray[np.float64]
 
 
+class Added(NamedTuple):
+    """Which updates were added up as they lay, and what was found out about these.
+
+    Attributes
+    ----------
+    is_added
+        Shape (n,): of all updates.
+    lengths, sketches
+        Shape (n,) and (n, size). Of the others they may hold anything.
+    """
+
+    is_added: NDArray[np.bool_]
+    lengths: NDArray[np.float64]
+    sketches: NDArray[np.float32]
+
+
+def can_be_added_whole(weight: float) -> bool:
+    """Whether a weight is applied to updates that were rounded before, as most are."""
+    return weight <= LARGEST_WHOLE_WEIGHT and weight == int(weight)
+
+
 def extents(updates: NDArray[np.float32]) -> Extent:
     """Measure updates, shape (n, dim), each by itself, in one pass.
 
@@ -81,15 +105,11 @@ def extents(updates: NDArray[np.float32]) -> Extent:
     >>> extents(np.float32([[3.0, 4.0], [0.0, 2.0**100]])).lengths == [5.0, 2.0**100]
     array([ True,  True])
     """
-    return extents_from(updates, _block_squares(updates))
-
-
-def extents_from(updates: NDArray[np.float32], squares: NDArray[np.float64]) -> Extent:
-    """Do the same with the squared length of every block of 1024, shape (n, num_blocks)."""
+    squares = _block_squares(updates)
     strongest = squares.max(axis=1)
     found = Extent(np.sqrt(squares.sum(axis=1)), np.sqrt(strongest))
     # Squares of such numbers leave float32 or its digits; there are few such updates.
-    odd = np.flatnonzero(~((strongest > 1e-24) & (strongest < 1e36)))
+    odd = np.flatnonzero(~((found.strongest > WEAKEST) & (found.strongest < STRONGEST)))
     for row in odd.tolist():
         largest = float(np.abs(updates[row]).max())
         if largest == 0 or not largest <= 1e31:
@@ -232,6 +252,7 @@ class ExactSum:
         self._memory: (
             tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]] | None
         ) = None
+        self._usual_unit: int | None = None  # of the updates that were added as they lay
 
     def add(
         self,
@@ -287,9 +308,90 @@ class ExactSum:
                     sketches[at_once] = self.projection.of(updates[at_once])
         return sketches
 
+    def add_plain(
+        self, updates: Differences, weights: NDArray[np.float64], longest: float = math.inf
+    ) -> Added:
+        """Add updates as they lie, if nothing about them is unusual.
+
+        Parameters
+        ----------
+        updates
+            They need not be finite; such are not added.
+        weights
+            Shape (n,): whole and at most 1000. Whoever has weight 0 is not looked at.
+        longest
+            Longer ones are not added.
+
+        Returns
+        -------
+        Added
+            Who is not among them is to be written down and looked at. What was added is as if
+            :meth:`add` had done it, to the last bit.
+        """
+        if updates.shape[1] != self.dim or weights.shape != (len(updates),):
+            raise ValueError(
+                f"updates have shape {updates.shape} and weights {weights.shape}; add updates of "
+                f"{self.dim} numbers with a weight each"
+            )
+        assert self.projection is not None
+        assert ((weights == np.rint(weights)) & (weights <= LARGEST_WHOLE_WEIGHT)).all()
+        found = _Found.of(updates, self.projection.size)
+        rows = np.flatnonzero(weights > 0)
+        if not len(rows):
+            return found.added
+        if self._usual_unit is None:
+            first = extents(updates.written(rows[:1].tolist())).strongest
+            self._usual_unit = int(_units(first)[0]) if WEAKEST < first[0] < 1.0 else -UNIT_BITS
+        limit = longest * (1 - 1e-9)  # lengths are added up in another order there
+        self._add_plain_of(updates, rows, weights, self._usual_unit, limit, found)
+        rest = rows[~found.is_added[rows]]
+        strongest = np.sqrt(found.squares[rest].max(axis=1, initial=0.0))
+        units = np.where((strongest > WEAKEST) & (strongest < STRONGEST), _units(strongest), 0)
+        for unit in sorted(set(units.tolist()) - {0, self._usual_unit}):
+            if unit <= LARGEST_UNIT_OF_SKETCHES:
+                self._add_plain_of(updates, rest[units == unit], weights, unit, limit, found)
+                self._usual_unit = unit
+        return found.added
+
+    def _add_plain_of(
+        self,
+        updates: Differences,
+        rows: NDArray[np.intp],
+        weights: NDArray[np.float64],
+        unit: int,
+        longest: float,
+        found: _Found,
+    ) -> None:
+        """Add those whose unit it is."""
+        compiled = machine_code(TWIN)
+        assert compiled is not None
+        most = math.ldexp(1.0, unit + UNIT_BITS)  # of a strongest block
+        at_most = 1.001 * weights[rows] * 2.0**UNIT_BITS
+        of_unit = self._of_unit(unit)
+        for part in _chunks_within(at_most, MOST_UNITS_AT_ONCE):
+            of_unit.make_room(float(at_most[part].sum()))
+            compiled.add_plain(
+                updates.addresses,
+                updates.lengths,
+                updates.before,
+                rows[part],
+                weights,
+                max(WEAKEST, math.ldexp(most, -CLASS_WIDTH)),
+                most,
+                longest,
+                self._table(unit),
+                of_unit.low,
+                self._at_hand,
+                *self._folding,
+                np.float32(2.0**unit),
+                found.sketches,
+                found.squares,
+                found.is_added,
+            )
+
     def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
         """Add one update, rounded after it was multiplied."""
-        unit = int(_units(np.float64(strongest * weight)))
+        unit = int(_units(np.array(strongest * weight)))
         of_unit = self._of_unit(unit)
         of_unit.make_room(2.0**UNIT_BITS)
         for columns in _chunks(self.dim, COLUMNS_AT_ONCE):
@@ -368,6 +470,11 @@ class ExactSum:
             assert sketches is not None
             # A power of two, of which nothing is rounded.
             sketches[rows] = projection.end(folded) * np.float32(2.0**unit)
+
+    @cached_property
+    def _at_hand(self) -> NDArray[np.float32]:
+        """Give memory for two updates between being written and being added."""
+        return np.empty((2, self.dim), np.float32)
 
     @cached_property
     def _folding(
@@ -482,6 +589,27 @@ class ExactSum:
             signs = 1.0 if rebuilt._signs is None else rebuilt._signs
             of_unit.low, of_unit.high, of_unit.most = parts[0] * signs, parts[1] * signs, CARRY / 2
         return rebuilt
+
+
+class _Found(NamedTuple):
+    """What machine code fills in about updates that it goes over."""
+
+    is_added: NDArray[np.bool_]
+    squares: NDArray[np.float64]
+    sketches: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, updates: Differences, size: int) -> _Found:
+        number, dim = updates.shape
+        return cls(
+            np.zeros(number, bool),
+            np.zeros((number, -(-dim // BLOCK))),
+            np.zeros((number, size), np.float32),
+        )
+
+    @property
+    def added(self) -> Added:
+        return Added(self.is_added, np.sqrt(self.squares.sum(axis=1)), self.sketches)
 
 
 def _units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
-from numpy.typing import NDArray
 
 from fedbranch.core.cores import num_cores
 from fedbranch.flower.replies import Reported, arrays_in, why_unreadable
@@ -27,8 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Folding"]
 
-# So few that they stay in the processor's cache until they are added up.
-REPLIES_AT_ONCE = 32
+# Many, so that there are few steps of Python for each; but if updates are to be written down,
+# those of a thread shall not take more memory than this.
+MOST_REPLIES_AT_ONCE = 32
+MOST_BYTES_AT_ONCE = 2**24
 MOST_THREADS = 4  # more would wait for the interpreter
 BATCHES_AHEAD = 2  # of each thread
 
@@ -55,8 +56,9 @@ class Folding:
         if num_threads is None:
             num_threads = min(MOST_THREADS, num_cores())
         self._threads = ThreadPoolExecutor(num_threads, "fedbranch-fold")
+        of_an_update = 4 * federation.layout.num_params
+        self._num_at_once = max(1, min(MOST_REPLIES_AT_ONCE, MOST_BYTES_AT_ONCE // of_an_update))
         self._has_room = threading.Semaphore(BATCHES_AHEAD * num_threads)
-        self._memory = threading.local()
         self._waiting: dict[str, list[tuple[Asked, Message]]] = {}  # base -> replies to it
         self._steps: dict[str, Steps] = {}
         self._at_work: list[Future[None]] = []
@@ -70,7 +72,7 @@ class Folding:
         """
         waiting = self._waiting.setdefault(one.base, [])
         waiting.append((one, reply))
-        if len(waiting) == REPLIES_AT_ONCE:
+        if len(waiting) == self._num_at_once:
             self._begin(self._waiting.pop(one.base))
 
     def finish(self) -> tuple[dict[str, Reported], dict[str, str]]:
@@ -105,63 +107,52 @@ class Folding:
     def _fold(self, batch: Sequence[tuple[Asked, Message]], steps: Steps) -> None:
         """Read some replies to one message, and take in those that can be read."""
         federation = self._federation
-        read: list[_Read] = []
+        answers: list[_Answer] = []
         try:
             for one, reply in batch:
                 try:
                     reported = federation.reported(reply)
                     half = federation.half_difference_in(one, reply)
-                    read.append(
-                        _Read(one, reported, arrays_in(reply, federation.keys.arrays), half)
+                    answers.append(
+                        _Answer(one, reported, arrays_in(reply, federation.keys.arrays), half)
                     )
                     self._reported[one.client_id] = reported
                 except Exception as error:  # objects from outside may fail in ways of their own
                     self._refused[one.client_id] = why_unreadable(error)
-            if read:
-                self._take_in(read, steps)
+            if answers:
+                self._take_in(answers, steps)
         finally:
             self._has_room.release()
 
-    def _take_in(self, read: Sequence[_Read], steps: Steps) -> None:
-        layout = self._federation.layout
-        vectors = self._rows()[: len(read)]
-        buffers = np.zeros((len(read), layout.num_buffers), np.float32)
-        ids = [one.asked.client_id for one in read]
-        problems, extent = steps.write([one.arrays for one in read], vectors, buffers)
-        refused = {ids[row]: why for row, why in problems.items()}
-        halves = None
-        if any(one.half_difference is not None for one in read):
-            halves = np.zeros_like(vectors)
-            for row, one in enumerate(read):
-                if one.half_difference is not None:
-                    halves[row] = one.half_difference
-        self.intake.add_batch(
-            UpdateBatch(
-                client_ids=ids,
-                vectors=vectors,
-                buffers=buffers,
-                half_differences=halves,
-                num_examples=[one.reported.num_examples for one in read],
-                bases=[one.asked.base for one in read],
-                metrics=[one.reported.scalars for one in read],
-                refused=refused,
-                extent=extent,
+    def _take_in(self, answers: Sequence[_Answer], steps: Steps) -> None:
+        read, problems = steps.read([one.arrays for one in answers])
+        refused = {answers[place].asked.client_id: why for place, why in problems.items()}
+        self.intake.refuse(refused)
+        for places, params, buffers in read:
+            some = [answers[place] for place in places]
+            halves = None
+            if any(one.half_difference is not None for one in some):
+                halves = np.zeros(params.shape, np.float32)
+                for row, one in enumerate(some):
+                    if one.half_difference is not None:
+                        halves[row] = one.half_difference
+            self.intake.add_batch(
+                UpdateBatch(
+                    client_ids=[one.asked.client_id for one in some],
+                    vectors=params,
+                    buffers=buffers,
+                    half_differences=halves,
+                    num_examples=[one.reported.num_examples for one in some],
+                    bases=[one.asked.base for one in some],
+                    metrics=[one.reported.scalars for one in some],
+                )
             )
-        )
         for client_id, why in refused.items():
             del self._reported[client_id]
             self._refused[client_id] = why
 
-    def _rows(self) -> NDArray[np.float32]:
-        """Give this thread's memory for updates."""
-        rows: NDArray[np.float32] | None = getattr(self._memory, "rows", None)
-        if rows is None:
-            shape = (REPLIES_AT_ONCE, self._federation.layout.num_params)
-            rows = self._memory.rows = np.zeros(shape, np.float32)
-        return rows
 
-
-class _Read(NamedTuple):
+class _Answer(NamedTuple):
     """A reply of which all is known but whether its numbers can be used."""
 
     asked: Asked

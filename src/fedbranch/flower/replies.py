@@ -130,15 +130,15 @@ def _check_size(records: Collection[tuple[str, Record]], most_array_bytes: int) 
     array_bytes = num_metrics = other_bytes = 0
     for name, record in records:
         other_bytes += len(name)
-        members = record.items()  # once: Flower's records are slow
         if isinstance(record, ArrayRecord):
-            array_bytes += sum([len(array.data) for _, array in members])
-            other_bytes += sum([len(key) for key, _ in members])
+            arrays = record.items()  # once: Flower's records are slow
+            array_bytes += sum([len(array.data) for _, array in arrays])
+            other_bytes += sum([len(key) for key, _ in arrays])
             continue
-        for key, value in members:
+        for key, value in record.items():
             other_bytes += len(key) + _num_bytes(value)
         if isinstance(record, MetricRecord):
-            num_metrics += len(members)
+            num_metrics += len(record)
     if array_bytes > most_array_bytes or other_bytes > MOST_OTHER_BYTES:
         what, num_bytes, limit = "arrays", array_bytes, most_array_bytes
         if array_bytes <= most_array_bytes:

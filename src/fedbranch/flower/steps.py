@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedbranch.core.machine_code import machine_code
-from fedbranch.core.summation import BLOCK, Extent, extents_from
+from fedbranch.core.differences import Differences
 from fedbranch.flower.arrays import NUMPY_FORMAT, Layout, NamedArrays, usual_header
 from fedbranch.flower.replies import why_unreadable
 
-__all__ = ["Steps"]
+__all__ = ["Read", "Steps"]
 
-TWIN = "fedbranch.flower.steps_compiled"
 WORTH_COMPILING = 2**12  # parameters; with fewer, loading machine code would take longer
-# How far behind the address of a bytes object its bytes begin, in CPython; Numba needs that too.
-BYTES_BEGIN = bytes.__basicsize__ - 1
+
+
+class Read(NamedTuple):
+    """Replies that could be read, one row each.
+
+    Attributes
+    ----------
+    places
+        Which of the replies they are.
+    params
+        Shape (num_rows, num_params): the updates, or where their numbers lie.
+    buffers
+        Shape (num_rows, num_buffers).
+    """
+
+    places: list[int]
+    params: NDArray[np.float32] | Differences
+    buffers: NDArray[np.float32]
 
 
 class _Usual(NamedTuple):
@@ -37,9 +48,9 @@ class Steps:
     """Reads the replies to one message.
 
     Where Numba is installed and parameters are float32, as nearly always, replies that came as
-    Flower serialises them take one pass over their numbers, in which no thread waits for another.
-    All others are read by :meth:`fedbranch.flower.arrays.Layout.write_update`, which gives the
-    same bits.
+    Flower serialises them are left where they are, and machine code goes over them there. All
+    others are read by :meth:`fedbranch.flower.arrays.Layout.write_update`, which gives the same
+    bits.
 
     Parameters
     ----------
@@ -54,82 +65,74 @@ class Steps:
         self._sent = sent
         params = [place.name for place in layout.places if not place.is_buffer]
         self._buffer_places = [place for place in layout.places if place.is_buffer]
-        self._compiled = None
+        self._usual: list[_Usual] | None = None
         if (
             layout.num_params >= WORTH_COMPILING
             and all(sent[name].dtype == np.float32 for name in params)
-            and _are_bytes_where_expected()
+            and Differences.can_be_read()
         ):
-            self._compiled = machine_code(TWIN)
-        if self._compiled is not None:
             self._before = np.concatenate([sent[name].reshape(-1) for name in params])
             headers = [usual_header(sent[name].dtype, sent[name].shape) for name in params]
             self._usual = [
                 _Usual(name, header, len(header) + sent[name].nbytes)
                 for name, header in zip(params, headers, strict=True)
             ]
-            self._header_lengths = np.array([len(header) for header in headers], np.uint64)
-            self._lengths = np.array([sent[name].size for name in params], np.int64)
+            self._offsets = [len(header) for header in headers]
+            self._lengths = [sent[name].size for name in params]
 
-    def write(
-        self,
-        replies: Sequence[ArrayRecord],
-        params: NDArray[np.float32],
-        buffers: NDArray[np.float32],
-    ) -> tuple[dict[int, str], Extent | None]:
-        """Write down the updates.
+    def read(self, replies: Sequence[ArrayRecord]) -> tuple[list[Read], dict[int, str]]:
+        """Read the updates.
 
         Parameters
         ----------
         replies
             The models that came back.
-        params, buffers
-            Where to write, one row for each: shape (num_replies, num_params) and (num_replies,
-            num_buffers).
 
         Returns
         -------
         tuple
-            Row -> why it cannot be read; it may then hold anything. And how long the updates
-            are, if that was measured on the way.
+            Those that could be read, in at most two parts, and place -> why it cannot be read
+            of the others.
         """
-        rows: list[int] = []
-        parts: list[bytes] = []
+        usual: list[int] = []
+        pieces: list[bytes] = []
+        unusual: list[int] = []
+        params = np.zeros((0, self._layout.num_params), np.float32)
+        buffers = np.zeros((len(replies), self._layout.num_buffers), np.float32)
         problems = {}
-        for row, reply in enumerate(replies):
+        for place, reply in enumerate(replies):
             try:
                 there = self._layout.named(reply)
-                own = self._usual_parts(there)
-                places = self._layout.places if own is None else self._buffer_places
-                if places:
-                    self._layout.write_places(places, self._sent, there, params[row], buffers[row])
-                if own is not None:
-                    rows.append(row)
-                    parts += own
+                own = self._usual_pieces(there)
+                if own is None:
+                    if not len(params):
+                        params = np.zeros((len(replies), self._layout.num_params), np.float32)
+                    self._layout.write_places(
+                        self._layout.places, self._sent, there, params[place], buffers[place]
+                    )
+                    unusual.append(place)
+                    continue
+                if self._buffer_places:
+                    self._layout.write_places(
+                        self._buffer_places, self._sent, there, params, buffers[place]
+                    )
+                usual.append(place)
+                pieces += own
             except Exception as error:  # objects from outside may fail in ways of their own
-                problems[row] = why_unreadable(error)
-        extent = None
-        if self._compiled is not None and rows:
-            squares = np.zeros((len(replies), -(-len(self._before) // BLOCK)))
-            # The list keeps what these are the addresses of.
-            addresses = np.fromiter(map(id, parts), np.uint64, len(parts)) + np.uint64(BYTES_BEGIN)
-            self._compiled.write_steps(
-                addresses.reshape(len(rows), -1) + self._header_lengths,
-                self._lengths,
-                self._before,
-                np.array(rows, np.int64),
-                params,
-                squares,
-            )
-            if len(rows) == len(replies):
-                extent = extents_from(params, squares)
-        return problems, extent
-
-    def _usual_parts(self, there: Mapping[str, Array]) -> list[bytes] | None:
-        """Give the bytes of all parameters, if these are as Flower serialises them."""
-        if self._compiled is None:
-            return None
+                problems[place] = why_unreadable(error)
         parts = []
+        if usual:
+            differences = Differences(pieces, self._offsets, self._lengths, self._before)
+            parts.append(Read(usual, differences, buffers[usual]))
+        if unusual:
+            parts.append(Read(unusual, params[unusual], buffers[unusual]))
+        return parts, problems
+
+    def _usual_pieces(self, there: Mapping[str, Array]) -> list[bytes] | None:
+        """Give the bytes of all parameters, if these are as Flower serialises them."""
+        if self._usual is None:
+            return None
+        pieces = []
         for name, header, num_bytes in self._usual:
             array = there[name]
             data = array.data
@@ -140,14 +143,5 @@ class Steps:
                 or array.stype != NUMPY_FORMAT
             ):
                 return None
-            parts.append(data)
-        return parts
-
-
-@lru_cache
-def _are_bytes_where_expected() -> bool:
-    """Whether the number of a bytes object tells where its bytes are."""
-    probe = b"fedbranch"
-    return sys.implementation.name == "cpython" and (
-        ctypes.string_at(id(probe) + BYTES_BEGIN, len(probe)) == probe
-    )
+            pieces.append(data)
+        return pieces

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedbranch.client import ModelState
+from fedbranch.core.differences import Differences
 from fedbranch.core.geometry import Array, to_numpy
 from fedbranch.data import PartName
 from fedbranch.messages import Task, Trial, Update, UpdateBatch
@@ -145,6 +146,7 @@ class Hiding:
 
     def hidden_batch(self, batch: UpdateBatch) -> UpdateBatch:
         """Hide what many clients send. The numbers stay with their library and device."""
+        assert not isinstance(batch.vectors, Differences), "no engine makes such"
         vectors, buffers, signals, half_differences = self._columns(
             batch.vectors, batch.buffers, batch.signals, batch.half_differences
         )
