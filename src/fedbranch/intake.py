@@ -169,7 +169,10 @@ class Intake:
         """
         if isinstance(batch.vectors, Differences):
             taken = self._take_plain(batch, batch.vectors)
-            batch = batch.written([row for row in range(len(batch)) if row not in taken])
+            rest = [row for row in range(len(batch)) if row not in taken]
+            if not rest and not batch.refused:  # nearly always
+                return {}
+            batch = batch.written(rest)
         usable, refused = check_batch(batch, self._situation.expected)
         return self._take(usable, refused)
 

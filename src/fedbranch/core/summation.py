@@ -388,6 +388,11 @@ class ExactSum:
                 found.squares,
                 found.is_added,
             )
+            # Nearly always it was less than it might have been.
+            added = rows[part][found.is_added[rows[part]]]
+            strongest = np.sqrt(found.squares[added].max(axis=1, initial=0.0))
+            spent = float(np.ldexp(1.001 * weights[added] * strongest, -unit).sum())
+            of_unit.most -= float(at_most[part].sum()) - spent
 
     def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
         """Add one update, rounded after it was multiplied."""
