@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbranch.core import summation
+from fedbranch.core.differences import Differences
 from fedbranch.core.geometry import norms, weighted_mean
 from fedbranch.core.machine_code import machine_code as load
 from fedbranch.core.sketch import Projection
@@ -346,6 +347,84 @@ def test_updates_that_lie_apart_give_the_same_bits(machine_code):
     other.add(apart, np.ones(10))
 
     assert state_of(plain) == state_of(other)
+
+
+# Updates that are added as they lie
+
+
+def lying(updates, lengths, before):
+    """Put updates, on top of what was sent, into pieces with a few bytes before each."""
+    came_back = before + updates
+    ends = np.cumsum(lengths)
+    pieces = [
+        b"head" + vector[end - length : end].tobytes()
+        for vector in came_back
+        for length, end in zip(lengths, ends, strict=True)
+    ]
+    return Differences(pieces, [4] * len(lengths), lengths, before), came_back - before
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size"),
+    [([7, 0, 293], 400), ([1025], 1024), ([0, 1000, 1, 3999], 16), ([13, 40_000, 29_988], 64)],
+)
+def test_what_is_added_as_it_lies_is_as_if_it_had_been_written_down(machine_code, lengths, size):
+    machine_code(True)
+    dim, num = sum(lengths), 21
+    rng = np.random.default_rng(dim)
+    before = rng.normal(size=dim).astype(np.float32)
+    sizes = 0.01 * 4.0 ** rng.integers(-2, 3, size=(num, 1))  # of several units
+    odd = {9: np.nan, 10: np.inf, 11: -np.inf}
+    updates = (sizes * rng.normal(size=(num, dim))).astype(np.float32)
+    updates[5] = 0
+    for row, number in odd.items():
+        updates[row, dim // 2] = number
+    there, updates = lying(updates, lengths, before)
+    weights = rng.integers(1, 1000, num).astype(float)
+    weights[2] = 0
+    longest = float(np.sort(extents(updates).lengths)[-4])  # NaN are the last ones
+    projection = Projection(dim=dim, size=size)
+    whole, plain = ExactSum(dim, projection), ExactSum(dim, projection)
+
+    found = plain.add_plain(there, weights, longest * 1.01)
+    rows = np.flatnonzero(found.is_added)
+    sketches = whole.add(updates[rows], weights[rows])
+
+    assert sorted({2, 5, *odd}) == np.flatnonzero(~found.is_added).tolist()
+    assert state_of(plain) == state_of(whole)
+    assert found.sketches[rows].tobytes() == sketches.tobytes()
+    assert found.lengths[rows].tobytes() == extents(updates).lengths[rows].tobytes()
+
+
+def test_who_is_too_long_is_not_added_as_it_lies(machine_code):
+    machine_code(True)
+    updates, before = some_updates(12, 3000, spread=0.3), np.zeros(3000, np.float32)
+    there, updates = lying(updates, [3000], before)
+    lengths = extents(updates).lengths
+    longest = float(np.median(lengths))
+
+    found = ExactSum(3000, Projection(dim=3000, size=16)).add_plain(there, np.ones(12), longest)
+
+    assert found.is_added.tolist() == (lengths < longest).tolist()
+
+
+def test_so_many_are_added_as_they_lie_that_sums_have_to_carry(machine_code):
+    machine_code(True)
+    dim = 5
+    updates = np.float32([[15.99, -15.99, 1e-4, 3, 0]])  # nearly the next unit
+    there, updates = lying(np.repeat(updates, 32, axis=0), [dim], np.zeros(dim, np.float32))
+    total = ExactSum(dim, Projection(dim=dim, size=16))
+    for _ in range(50):
+        assert total.add_plain(there, np.full(32, 1000.0)).is_added.all()
+
+    exact = 50 * 32 * 1000 * updates[0].astype(np.float64)
+    np.testing.assert_allclose(total.total(), exact, rtol=0, atol=50 * 32 * 1000 * 2.0**-33)
+    (tensors,) = total.to_tensors().values()
+    assert np.abs(tensors[0]).max() <= CARRY / 2
+    whole = ExactSum(dim, total.projection)
+    for _ in range(50):
+        whole.add(updates, np.full(32, 1000.0))
+    assert state_of(whole) == state_of(total)
 
 
 def test_without_numba_numpy_does_it(monkeypatch):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedbranch.core.machine_code import machine_code
-from fedbranch.core.summation import extents
+from fedbranch.core.differences import Differences
 from fedbranch.flower import steps
 from fedbranch.flower.arrays import Layout
 
@@ -72,6 +71,18 @@ def kind(request, monkeypatch):
     return request.param
 
 
+def read_at_once(layout, sent, replies):
+    """Read replies, and write all down that could be read."""
+    params = np.zeros((len(replies), layout.num_params), np.float32)
+    buffers = np.zeros((len(replies), layout.num_buffers), np.float32)
+    parts, problems = steps.Steps(layout, sent).read(replies)
+    for places, updates, own_buffers in parts:
+        is_there = isinstance(updates, Differences)
+        params[places] = updates.written() if is_there else updates
+        buffers[places] = own_buffers
+    return params, buffers, problems
+
+
 def read_one_by_one(layout, sent, replies):
     params = np.zeros((len(replies), layout.num_params), np.float32)
     buffers = np.zeros((len(replies), layout.num_buffers), np.float32)
@@ -93,9 +104,8 @@ def test_many_replies_at_once_give_the_same_bits_as_one_by_one():
         rng.normal(size=layout.num_buffers).astype(np.float32),
     )
     params, buffers, unread = read_one_by_one(layout, sent, REPLIES)
-    found_params, found_buffers = np.zeros_like(params), np.zeros_like(buffers)
 
-    problems, _ = steps.Steps(layout, sent).write(REPLIES, found_params, found_buffers)
+    found_params, found_buffers, problems = read_at_once(layout, sent, REPLIES)
 
     assert problems.keys() == unread
     assert len(REPLIES) - len(unread) == NUM_READABLE
@@ -107,63 +117,51 @@ def test_many_replies_at_once_give_the_same_bits_as_one_by_one():
 @pytest.mark.usefixtures("kind")
 def test_a_reply_that_cannot_be_read_says_why():
     layout = Layout.of(record(MODEL))
-    memory = np.zeros((1, layout.num_params), np.float32), np.zeros((1, 3), np.float32)
-    reading = steps.Steps(layout, layout.initial)
 
-    assert "missing ['scalar']" in reading.write([REPLIES[7]], *memory)[0][0]
-    assert "needs 12" in reading.write([REPLIES[8]], *memory)[0][0]
-    assert "serialised as 'pickle'" in reading.write([REPLIES[11]], *memory)[0][0]
+    _, problems = steps.Steps(layout, layout.initial).read(REPLIES)
+
+    assert "missing ['scalar']" in problems[7]
+    assert "needs 12" in problems[8]
+    assert "serialised as 'pickle'" in problems[11]
 
 
-def test_usual_replies_go_through_machine_code(monkeypatch):
+def test_usual_replies_stay_where_they_are(monkeypatch):
     pytest.importorskip("numba", reason="there is no machine code without Numba")
     monkeypatch.setattr(steps, "WORTH_COMPILING", 0)
     layout = Layout.of(record(MODEL))
-    seen = []
-    twin = machine_code(steps.TWIN)
-    write_steps = twin.write_steps
-    monkeypatch.setattr(
-        twin,
-        "write_steps",
-        lambda *all_of_it: seen.append(all_of_it[3].tolist()) or write_steps(*all_of_it),
-    )
 
-    steps.Steps(layout, layout.initial).write(
-        REPLIES,
-        np.zeros((len(REPLIES), layout.num_params), np.float32),
-        np.zeros((len(REPLIES), 3), np.float32),
-    )
+    (usual, unusual), _ = steps.Steps(layout, layout.initial).read(REPLIES)
 
-    assert seen == [[0, 1, 3, 13]]
+    assert usual.places == [0, 1, 3, 13]
+    assert isinstance(usual.params, Differences)
+    assert unusual.places == [2, 12]
 
 
 def test_models_of_other_types_are_read_by_numpy(monkeypatch):
     monkeypatch.setattr(steps, "WORTH_COMPILING", 0)
     model = {"wide": np.float64([1.0, 2.0]), "usual": np.float32([3.0])}
     layout = Layout.of(record(model))
-    params = np.zeros((1, 3), np.float32)
     came_back = record({"wide": model["wide"] + 1e-9, "usual": np.float32([3.5])})
 
-    problems, _ = steps.Steps(layout, layout.initial).write([came_back], params, np.zeros((1, 0)))
+    (part,), problems = steps.Steps(layout, layout.initial).read([came_back])
 
     assert not problems
-    np.testing.assert_allclose(params, [[1e-9, 1e-9, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(part.params, [[1e-9, 1e-9, 0.5]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [[5], [1024], [1023, 2], [700, 700, 1, 3000], [4096, 0, 17]])
-def test_lengths_measured_on_the_way_are_those_measured_afterwards(monkeypatch, sizes):
-    pytest.importorskip("numba", reason="there is no machine code without Numba")
+class Labelled(bytes):
+    """Bytes whose numbers do not begin where those of plain bytes do."""
+
+    label = "mine"
+
+
+def test_only_plain_bytes_are_read_where_they_are(monkeypatch):
     monkeypatch.setattr(steps, "WORTH_COMPILING", 0)
-    rng = np.random.default_rng(0)
-    layout = Layout.of(record({str(i): np.zeros(n, np.float32) for i, n in enumerate(sizes)}))
-    replies = [
-        record({str(i): scale * rng.normal(size=n).astype(np.float32) for i, n in enumerate(sizes)})
-        for scale in np.float32([1, 1e-30, 1e25, np.nan, 0])
-    ]
-    params = np.zeros((len(replies), sum(sizes)), np.float32)
+    layout = Layout.of(record(MODEL))
+    replies = [with_bytes(Labelled)]
+    expected, _, _ = read_one_by_one(layout, layout.initial, [reply(3)])
 
-    _, extent = steps.Steps(layout, layout.initial).write(replies, params, np.zeros((5, 0)))
+    params, _, problems = read_at_once(layout, layout.initial, replies)
 
-    measured = extents(params)
-    assert extent.lengths.tobytes() == measured.lengths.tobytes()
-    assert extent.strongest.tobytes() == measured.strongest.tobytes()
+    assert not problems
+    assert params.tobytes() == expected.tobytes()

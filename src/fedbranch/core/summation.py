@@ -551,6 +551,8 @@ class ExactSum:
             of_unit.carry()
             assert of_unit.high is not None
             low, high = of_unit.low, of_unit.high
+            if not (low.any() or high.any()):
+                continue  # whether there is such a sum depends on who was looked at together
             if self._signs is not None:
                 # Half of CARRY has two forms with the same absolute value; only one is kept.
                 low, high = low * self._signs, high * self._signs
