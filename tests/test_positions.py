@@ -9,20 +9,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import fedbranch.checkpoint as checkpoint_module
+import fedbranch.columns as columns_module
 import fedbranch.known as known_module
 import fedbranch.positions as positions_module
 from fedbranch import DamagedFile, NeverSplit, ParameterTree, Server, Thresholds, Update
 from fedbranch.checkpoint import read_checkpoint, write_checkpoint
-from fedbranch.known import Column, KnownClients
+from fedbranch.columns import Column
+from fedbranch.known import KnownClients
 from fedbranch.positions import Positions
 from fedbranch.presence import ROUNDS_UNTIL_AWAY, Presence
 
 NODES = [0, 1, 2, 5]
 IDS = [f"c{i}" for i in range(40)] + ["", "é", "日本", "\ud800", "a" * 300, "key-0f", "🙂"]
 SMALL = {
-    known_module: {
-        "MOST_NEWEST": 4, "MOST_CHANGED": 3, "ROWS_PER_CHANGE": 8, "MOST_RECENT": 5, "IDS_AT_ONCE": 6,
-    },
+    columns_module: {"MOST_CHANGED": 3, "ROWS_PER_CHANGE": 8},
+    known_module: {"MOST_NEWEST": 4, "MOST_RECENT": 5, "IDS_AT_ONCE": 6},
     positions_module: {"MOST_GONE": 3, "ROWS_PER_GONE": 4},
 }  # fmt: skip
 

@@ -1,16 +1,16 @@
-"""Known clients by number: their ids and some numbers of each, in tens of bytes per client.
+"""Known clients by number: their ids, in tens of bytes per client.
 
 Every client has a row. Ids are found by a 64-bit digest in sorted arrays, so that a million of
 them is no million Python objects, and loading them is reading those arrays. What came last is
-kept apart and joins larger and larger runs of rows now and then, and of a column of numbers only
-what changed lately is apart from its base. So a save writes what happened since, and all of it
-once in a long while. When that is depends on what was changed, never on when it was saved.
+kept apart and joins larger and larger runs of rows now and then. So a save writes what happened
+since, and all of it once in a long while. When that is depends on what was changed, never on when
+it was saved.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import LastingTensors, Tensors
+from fedbranch.columns import Column, Rows, checked_array
 from fedbranch.files import JSON
 
-__all__ = ["Column", "KnownClients", "Rows", "distinct"]
-
-Rows = NDArray[np.int32]
+__all__ = ["KnownClients"]
 
 MOST_NEWEST = 4096  # ids that are not in a run yet
-MOST_CHANGED = 4096  # rows of a column that are not as in its base; more, of many rows:
-ROWS_PER_CHANGE = 32
 MOST_RECENT = 32_768  # ids whose rows are remembered because somebody asked for them
 IDS_AT_ONCE = 65_536  # bounds what a list of ids takes beside what it becomes
 LONGER_RUN = 4  # a run is joined with the one before it that is not so many times as long
@@ -250,8 +247,8 @@ class _Run:
         if set(tensors) != {"packed", "ends", "digests", "order"}:
             raise ValueError(f"a run of ids has {sorted(tensors)}")
         packed, ends = _checked_ids_of(tensors)
-        digests = _checked_array(tensors["digests"], np.uint64)
-        order = _checked_array(tensors["order"], np.int32)
+        digests = checked_array(tensors["digests"], np.uint64)
+        order = checked_array(tensors["order"], np.int32)
         if not len(ends) == len(digests) == len(order) > 0:
             raise ValueError(f"{len(ends)} ids with {len(digests)} digests of {len(order)} rows")
         if (digests[1:] < digests[:-1]).any():
@@ -353,145 +350,6 @@ class _Run:
         )
 
 
-class Column:
-    """A whole number for every row; what changed lately is known, and so is what it was.
-
-    Parameters
-    ----------
-    empty
-        What rows say that nobody has written.
-    """
-
-    def __init__(self, empty: int) -> None:
-        self.empty = empty
-        self._numbers = np.full(0, empty, dtype=np.int32)  # with room for more rows
-        self._num_rows = 0
-        self._num_in_base = 0
-        self._in_base: dict[int, int] = {}  # row -> what it says there, if it was written since
-        self._base: LastingTensors | None = None
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    @property
-    def numbers(self) -> NDArray[np.int32]:
-        """All of them, to read; until rows are added."""
-        return self._numbers[: self._num_rows]
-
-    def grow(self, num_rows: int) -> None:
-        """Add empty rows."""
-        if not num_rows:
-            return
-        # Before that: those that are added now are written next.
-        if self._is_much_changed(0):
-            self._settle()
-        needed = self._num_rows + num_rows
-        if needed > len(self._numbers):
-            room = np.full(needed + needed // 8, self.empty, dtype=np.int32)
-            room[: self._num_rows] = self.numbers
-            self._numbers = room
-        self._num_rows = needed
-
-    def set(self, row: int, number: int) -> None:
-        """Write one row."""
-        if row < self._num_in_base:
-            self._in_base.setdefault(row, int(self._numbers[row]))
-        self._numbers[row] = number
-        if self._is_much_changed(0):
-            self._settle()
-
-    def set_many(self, rows: Rows, numbers: NDArray[np.int32] | int) -> None:
-        """Write rows, each named once."""
-        in_base = rows[rows < self._num_in_base]
-        is_much = self._is_much_changed(len(in_base))
-        if not is_much:
-            before = self._numbers[in_base].tolist()
-            for row, number in zip(in_base.tolist(), before, strict=True):
-                self._in_base.setdefault(row, number)
-        self._numbers[rows] = numbers
-        if is_much:
-            self._settle()
-
-    def keep(self, rows: Rows) -> None:
-        """Forget all other rows; these, ascending, are from now on 0, 1, ..."""
-        self._numbers = self._numbers[rows]
-        self._num_rows = len(rows)
-        self._settle()
-
-    def _is_much_changed(self, num_more: int) -> bool:
-        num_changed = len(self._in_base) + num_more + self._num_rows - self._num_in_base
-        return num_changed > max(MOST_CHANGED, self._num_rows // ROWS_PER_CHANGE)
-
-    def _settle(self, read: Tensors | None = None) -> None:
-        """Let the base say what all rows say now."""
-        self._num_in_base = num_rows = self._num_rows
-        self._in_base = {}
-        in_base = self._in_base
-
-        def base() -> Tensors:
-            # A description of the past that was not written in time.
-            assert self._in_base is in_base, "the state was changed before it was written"
-            numbers = self._numbers[:num_rows].copy()
-            numbers[_array_of(in_base)] = _array_of(in_base.values())
-            return {"numbers": numbers}
-
-        self._base = LastingTensors(base, read) if num_rows else None
-
-    # Files
-
-    def to_state(self) -> tuple[LastingTensors | None, Tensors]:
-        """Give the base, if there is one, and what is different since."""
-        rows = np.sort(_array_of(self._in_base))
-        changes = {"rows": rows, "numbers": self._numbers[rows], "more": self._more()}
-        return self._base, {name: array for name, array in changes.items() if len(array)}
-
-    def _more(self) -> NDArray[np.int32]:
-        return self.numbers[self._num_in_base :].copy()
-
-    @classmethod
-    def from_state(cls, empty: int, base: Tensors | None, changes: Tensors) -> Column:
-        """Rebuild a column from what :meth:`to_state` gave.
-
-        Raises
-        ------
-        ValueError, KeyError
-            If that cannot be.
-        """
-        none = np.zeros(0, dtype=np.int32)
-        if base is not None and set(base) != {"numbers"}:
-            raise ValueError(f"the base of a column has {sorted(base)}")
-        in_base = none if base is None else _checked_array(base["numbers"], np.int32)
-        rows, numbers, more = (
-            _checked_array(changes.get(name, none), np.int32)
-            for name in ("rows", "numbers", "more")
-        )
-        if len(rows) != len(numbers) or (rows[1:] <= rows[:-1]).any():
-            raise ValueError(f"{len(rows)} rows have {len(numbers)} numbers, or are not in order")
-        if len(rows) and not 0 <= rows[0] <= rows[-1] < len(in_base):
-            raise ValueError(f"rows up to {rows[-1]} changed, of {len(in_base)}")
-        column = cls(empty)
-        column._numbers = np.concatenate([in_base, none])
-        column._num_rows = len(in_base)
-        column._settle(read=base)
-        column._in_base.update(zip(rows.tolist(), in_base[rows].tolist(), strict=True))
-        column._numbers[rows] = numbers
-        column._numbers = np.concatenate([column._numbers, more])
-        column._num_rows = len(column._numbers)
-        return column
-
-
-def distinct(rows: Rows) -> Rows:
-    """Give rows in order, each once."""
-    rows = np.sort(rows)  # np.unique takes a hundred times as long for a million of them
-    is_first = np.ones(len(rows), dtype=bool)
-    is_first[1:] = rows[1:] != rows[:-1]
-    return rows[is_first]
-
-
-def _array_of(numbers: Collection[int]) -> NDArray[np.int32]:
-    return np.fromiter(numbers, dtype=np.int32, count=len(numbers))
-
-
 # Ids as bytes. Whatever a string holds has bytes of its own here, also what is not valid Unicode.
 
 
@@ -519,19 +377,10 @@ def _packed(keys: Sequence[bytes]) -> dict[str, NDArray[Any]]:
     return {"packed": np.frombuffer(b"".join(keys), dtype=np.uint8), "ends": ends}
 
 
-def _checked_array(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    if array.dtype != dtype or array.ndim != 1:
-        raise ValueError(
-            f"an array has dtype {array.dtype} and shape {array.shape}; it must be "
-            f"{np.dtype(dtype)}, of one dimension"
-        )
-    return array
-
-
 def _checked_ids_of(tensors: Tensors) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
     """Read ids of a file, which may hold anything, so that each of them can be read alone."""
-    packed = _checked_array(tensors["packed"], np.uint8)
-    ends = _checked_array(tensors["ends"], np.uint32)
+    packed = checked_array(tensors["packed"], np.uint8)
+    ends = checked_array(tensors["ends"], np.uint32)
     if not len(ends) or (ends[1:] < ends[:-1]).any() or ends[-1] != len(packed):
         raise ValueError(f"{len(ends)} ids do not make up {len(packed)} bytes")
     str(packed.data, "utf-8", "surrogatepass")

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
+from fedbranch.columns import Column, Rows, distinct
 from fedbranch.files import JSON
-from fedbranch.known import Column, KnownClients, Rows, distinct
+from fedbranch.known import KnownClients
 
 __all__ = ["LARGEST_NODE_ID", "Positions"]
 

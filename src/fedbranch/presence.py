@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedbranch.checkpoint import Tensors
-from fedbranch.known import Column, Rows, distinct
+from fedbranch.columns import Column, Rows, distinct
 from fedbranch.positions import Positions
 
 __all__ = ["ROUNDS_UNTIL_AWAY", "Presence"]
