@@ -16,8 +16,8 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from fedbranch.core.differences import Differences
+from fedbranch.core.extents import Extent, extents
 from fedbranch.core.geometry import Array, to_numpy
-from fedbranch.core.summation import Extent, extents
 from fedbranch.errors import InvalidUpdate
 from fedbranch.messages import Reply, Rows, Update, UpdateBatch, one_line, shortened
 from fedbranch.tree import Vector

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from fedbranch.acceptance import Expected, check_batch, check_claims, check_update
 from fedbranch.core.differences import Differences
+from fedbranch.core.extents import Extent, extents
 from fedbranch.core.geometry import Array, norms, take_rows, to_numpy
 from fedbranch.core.gram import is_on_host
 from fedbranch.core.sketch import Projection
-from fedbranch.core.summation import Added, Extent, can_be_added_whole, extents
+from fedbranch.core.summation import Added, can_be_added_whole
 from fedbranch.errors import InvalidUpdate
 from fedbranch.examination import Case, Weighting
 from fedbranch.guard import Guard

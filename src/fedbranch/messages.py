@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
 from fedbranch.core.differences import Differences
+from fedbranch.core.extents import Extent
 from fedbranch.core.geometry import Array, take_rows, to_numpy
-from fedbranch.core.summation import Extent
 from fedbranch.files import JSON
 from fedbranch.tree import Vector
 

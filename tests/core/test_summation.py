@@ -1,7 +1,6 @@
 """Exact sums: the same bits in any order, and how little an update is rounded."""
 
 import math
-import sys
 import threading
 from fractions import Fraction
 
@@ -10,23 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbranch.core import summation
+from core.made_updates import some_updates
 from fedbranch.core.differences import Differences
-from fedbranch.core.geometry import norms, weighted_mean
-from fedbranch.core.machine_code import machine_code as load
+from fedbranch.core.extents import extents
+from fedbranch.core.geometry import weighted_mean
 from fedbranch.core.sketch import Projection
-from fedbranch.core.summation import CARRY, ExactSum, extents
-
-
-def some_updates(num, dim, seed=0, spread=3.0):
-    """Updates of very different sizes, some entries of which are tiny or zero."""
-    rng = np.random.default_rng(seed)
-    sizes = 10.0 ** rng.uniform(-spread, spread, size=(num, 1))
-    updates = sizes * rng.standard_t(2, size=(num, dim))
-    updates[rng.random((num, dim)) < 0.2] *= 1e-9
-    updates[rng.random((num, dim)) < 0.1] = 0
-    updates[:, 0] = sizes[:, 0]
-    return updates.astype(np.float32)
+from fedbranch.core.summation import CARRY, ExactSum
 
 
 def state_of(total):
@@ -186,36 +174,6 @@ def test_sketches_are_those_of_the_projection(dim, whole):
     assert sketches.tobytes() == projection.of(updates).tobytes()
 
 
-@pytest.mark.parametrize("dim", [1, 1000, 1024, 5000])
-def test_lengths_are_right_and_the_strongest_block_bounds_the_largest_entry(dim):
-    updates = some_updates(40, dim, spread=15)
-    found = extents(updates)
-
-    np.testing.assert_allclose(found.lengths, norms(updates), rtol=1e-6)
-    largest = np.abs(updates).max(axis=1)
-    assert (largest <= found.strongest * (1 + 1e-6)).all()
-    assert (largest >= found.strongest / 32.1).all()
-
-
-def test_lengths_of_rows_do_not_depend_on_what_is_beside_them():
-    updates = some_updates(9, 5000)
-
-    alone = np.concatenate([extents(row[None, :]).lengths for row in updates])
-
-    assert alone.tobytes() == extents(updates).lengths.tobytes()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_has_no_length(bad):
-    updates = np.ones((2, 3000), np.float32)
-    updates[1, 2999] = bad
-
-    found = extents(updates)
-
-    assert math.isfinite(found.lengths[0])
-    assert math.isnan(found.lengths[1])
-
-
 # What is refused
 
 
@@ -270,28 +228,7 @@ def test_sketches_are_those_of_the_projection_also_of_very_different_numbers(see
     assert sketches.tobytes() == projection.of(updates).tobytes()
 
 
-@pytest.mark.parametrize("lay", [np.asfortranarray, lambda a: np.repeat(a, 2, axis=1)[:, ::2]])
-def test_lengths_do_not_depend_on_where_numbers_lie(lay):
-    updates = np.random.default_rng(0).normal(size=(50, 1500)).astype(np.float32)
-
-    found, expected = extents(lay(updates)), extents(updates)
-
-    assert found.lengths.tobytes() == expected.lengths.tobytes()
-    assert found.strongest.tobytes() == expected.strongest.tobytes()
-
-
 # In machine code
-
-
-@pytest.fixture
-def machine_code(monkeypatch):
-    """Numba's code, for updates of any size; and a switch back to NumPy's."""
-    pytest.importorskip("numba", reason="there is no machine code without Numba")
-
-    def use(is_used):
-        monkeypatch.setattr(summation, "WORTH_COMPILING", 0 if is_used else math.inf)
-
-    return use
 
 
 @pytest.mark.parametrize("dim", [1, 15, 1023, 1024, 1025, 5000, 40_001])
@@ -308,18 +245,6 @@ def test_machine_code_gives_the_same_bits(machine_code, dim, size):
         total = ExactSum(dim, projection)
         sketches = total.add(updates, weights)
         found.append((state_of(total), None if sketches is None else sketches.tobytes()))
-
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("dim", [1, 700, 1024, 5000])
-def test_machine_code_measures_the_same_bits(machine_code, dim):
-    updates = some_updates(40, dim, spread=25)
-    updates[7, dim // 2], updates[8, 0], updates[9] = np.nan, np.inf, 0
-    found = []
-    for is_used in (True, False):
-        machine_code(is_used)
-        found.append([array.tobytes() for array in extents(updates)])
 
     assert found[0] == found[1]
 
@@ -425,14 +350,3 @@ def test_so_many_are_added_as_they_lie_that_sums_have_to_carry(machine_code):
     for _ in range(50):
         whole.add(updates, np.full(32, 1000.0))
     assert state_of(whole) == state_of(total)
-
-
-def test_without_numba_numpy_does_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, summation.TWIN, None)
-    monkeypatch.setattr(summation, "WORTH_COMPILING", 0)
-    load.cache_clear()
-    try:
-        assert extents(np.float32([[3.0, 4.0]])).lengths.tolist() == [5.0]
-        assert load(summation.TWIN) is None
-    finally:
-        load.cache_clear()

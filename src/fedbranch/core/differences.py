@@ -19,7 +19,6 @@ from fedbranch.core.machine_code import machine_code
 
 __all__ = ["Differences"]
 
-MACHINE_CODE = "fedbranch.core.summation_compiled"
 # How far behind the address of a bytes object its bytes begin, in CPython; Numba needs that too.
 BYTES_BEGIN = bytes.__basicsize__ - 1
 
@@ -87,7 +86,7 @@ class Differences:
         return (
             sys.implementation.name == "cpython"
             and ctypes.string_at(id(probe) + BYTES_BEGIN, len(probe)) == probe
-            and machine_code(MACHINE_CODE) is not None
+            and machine_code() is not None
         )
 
     def __len__(self) -> int:
@@ -102,7 +101,7 @@ class Differences:
         """Write updates down, by default all: shape (num_rows, dim)."""
         addresses = self.addresses if rows is None else self.addresses[list(rows)]
         updates = np.empty((len(addresses), len(self.before)), np.float32)
-        compiled = machine_code(MACHINE_CODE)
+        compiled = machine_code()
         assert compiled is not None
         compiled.write_differences(addresses, self.lengths, self.before, updates)
         return updates

@@ -1,8 +1,8 @@
 """Machine code by Numba, where that is installed (``pip install 'fedbranch[fast]'``).
 
-For the few loops that NumPy needs several passes, or many calls, for. Whoever has a twin in
-machine code has it in a module of its own, which is imported by :func:`machine_code` when it is
-first worth it; both give the same bits.
+For the few loops that NumPy needs several passes, or many calls, for. They are in
+:mod:`fedbranch.core.summation_compiled`, which is imported when it is first worth it, and give the
+same bits as NumPy does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-__all__ = ["compiled", "machine_code"]
+__all__ = ["compiled", "machine_code", "worthwhile_machine_code"]
+
+MODULE = "fedbranch.core.summation_compiled"
+WORTH_IT = 2**16  # numbers at once; with fewer, loading machine code would take longer
 
 
 @lru_cache
-def machine_code(module: str) -> ModuleType | None:
-    """Import a module that needs Numba; None if Numba is not there."""
+def machine_code() -> ModuleType | None:
+    """Import what needs Numba; None if Numba is not there."""
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(MODULE)
     except ImportError:  # of Numba, or it does not go with this NumPy
         return None
+
+
+def worthwhile_machine_code(num_entries: int) -> ModuleType | None:
+    """Import it if there are so many numbers to go over that it is worth it."""
+    return machine_code() if num_entries >= WORTH_IT else None
 
 
 def compiled(signature: Any) -> Callable[[Any], Any]:

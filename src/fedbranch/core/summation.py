@@ -15,22 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.core.differences import Differences
-from fedbranch.core.machine_code import machine_code
+from fedbranch.core.extents import BLOCK, STRONGEST, WEAKEST, Extent, extents, is_plain
+from fedbranch.core.machine_code import machine_code, worthwhile_machine_code
 from fedbranch.core.sketch import Projection
 
-__all__ = ["BLOCK", "Added", "ExactSum", "Extent", "can_be_added_whole", "extents"]
+__all__ = ["Added", "ExactSum", "can_be_added_whole"]
 
-# Numbers per dot product in float32: so short that its rounding does not show.
-BLOCK = 1024
-# Of updates with strongest blocks of such lengths no square leaves float32 or its digits.
-WEAKEST, STRONGEST = 1e-12, 1e18
 # Updates are put into classes by the exponent of their strongest block, so many exponents wide.
 CLASS_WIDTH = 4
 # Units are so many powers of two below what a class can hold. The largest entry is at least
@@ -53,27 +49,7 @@ LARGEST_UNIT_OF_SKETCHES = -23
 LARGEST_UNIT = 1200
 ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
-BLOCKS_AT_ONCE = 128
-TWIN = "fedbranch.core.summation_compiled"
 NO_SKETCHES = np.zeros((0, 0), np.float32)
-WORTH_COMPILING = 2**16  # numbers at once; with fewer, loading machine code would take longer
-
-
-class Extent(NamedTuple):
-    """How long updates are, and how large.
-
-    Attributes
-    ----------
-    lengths
-        Shape (n,): Euclidean lengths, to about 1e-7 of themselves. NaN or infinite if the
-        update is not finite or beyond 1e30.
-    strongest
-        Shape (n,): the length of the strongest block of 1024 numbers; the largest entry is
-        at most that, and at least 1/32 of it.
-    """
-
-    lengths: NDArray[np.float64]
-    strongest: NDArray[np.float64]
 
 
 class Added(NamedTuple):
@@ -97,88 +73,6 @@ def can_be_added_whole(weight: float) -> bool:
     return weight <= LARGEST_WHOLE_WEIGHT and weight == int(weight)
 
 
-def extents(updates: NDArray[np.float32]) -> Extent:
-    """Measure updates, shape (n, dim), each by itself, in one pass.
-
-    Examples
-    --------
-    >>> extents(np.float32([[3.0, 4.0], [0.0, 2.0**100]])).lengths == [5.0, 2.0**100]
-    array([ True,  True])
-    """
-    squares = _block_squares(updates)
-    strongest = squares.max(axis=1)
-    found = Extent(np.sqrt(squares.sum(axis=1)), np.sqrt(strongest))
-    # Squares of such numbers leave float32 or its digits; there are few such updates.
-    odd = np.flatnonzero(~((found.strongest > WEAKEST) & (found.strongest < STRONGEST)))
-    for row in odd.tolist():
-        largest = float(np.abs(updates[row]).max())
-        if largest == 0 or not largest <= 1e31:
-            found.lengths[row] = found.strongest[row] = largest if largest == 0 else math.nan
-            continue
-        # A power of two, so that nothing is rounded.
-        scale = math.ldexp(1.0, math.frexp(largest)[1])
-        wide = updates[row].astype(np.float64) / scale
-        found.lengths[row] = scale * math.sqrt(float(np.dot(wide, wide)))
-        found.strongest[row] = scale * math.sqrt(float(_block_squares(wide[None, :]).max()))
-    return found
-
-
-def _block_squares(updates: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Give the squared length of every block, shape (n, num_blocks).
-
-    The second half of a block's squares is added to the first, and so on with what is left: an
-    order that is the same on every machine. What a block lacks at the end counts as zeros.
-    """
-    num_rows, dim = updates.shape
-    squares = np.zeros((num_rows, -(-dim // BLOCK)))
-    compiled = _compiled(updates.size) if _is_plain(updates) else None
-    if compiled is not None:
-        compiled.block_squares(updates, squares)
-        return squares
-    num_whole = dim // BLOCK
-    whole = updates[:, : num_whole * BLOCK].reshape(num_rows, num_whole, BLOCK)
-    memory = np.empty((min(num_whole, BLOCKS_AT_ONCE), BLOCK), updates.dtype)
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        for row in range(num_rows):
-            for blocks in _chunks(num_whole, BLOCKS_AT_ONCE):
-                part = whole[row, blocks]
-                squares[row, blocks] = _halved(np.square(part, out=memory[: len(part)]))
-        if dim % BLOCK:
-            rest = np.zeros((num_rows, BLOCK), updates.dtype)
-            np.square(updates[:, num_whole * BLOCK :], out=rest[:, : dim % BLOCK])
-            squares[:, -1] = _halved(rest)
-    return squares
-
-
-def _halved(squares: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Add up rows of BLOCK squares."""
-    half = BLOCK
-    while half > 32:
-        half //= 2
-        squares = squares[:, :half] + squares[:, half:]
-    few = np.ascontiguousarray(squares.T)  # short rows take long
-    while half > 1:
-        half //= 2
-        few[:half] += few[half : 2 * half]
-    sums: NDArray[np.floating] = few[0]
-    return sums
-
-
-def _compiled(num_entries: int) -> ModuleType | None:
-    """Give the same in machine code, if it is worth it and Numba is installed."""
-    return machine_code(TWIN) if num_entries >= WORTH_COMPILING else None
-
-
-def _is_plain(updates: NDArray[np.floating]) -> bool:
-    """Whether updates lie in memory as machine code expects it."""
-    return (
-        updates.dtype == np.float32
-        and updates.dtype.isnative
-        and updates.flags.c_contiguous
-        and updates.flags.aligned
-    )
-
-
 class _Class:
     """The sum of updates that share a unit, in whole units: low + CARRY * high."""
 
@@ -199,7 +93,7 @@ class _Class:
         self.most = CARRY / 2
         if self.high is None:
             self.high = np.zeros_like(self.low)
-        compiled = _compiled(self.low.size)
+        compiled = worthwhile_machine_code(self.low.size)
         if compiled is not None:
             compiled.carry(self.low, self.high, CARRY)
             return
@@ -363,7 +257,7 @@ class ExactSum:
         found: _Found,
     ) -> None:
         """Add those whose unit it is."""
-        compiled = machine_code(TWIN)
+        compiled = machine_code()
         assert compiled is not None
         most = math.ldexp(1.0, unit + UNIT_BITS)  # of a strongest block
         at_most = 1.001 * weights[rows] * 2.0**UNIT_BITS
@@ -418,7 +312,7 @@ class ExactSum:
     ) -> None:
         """Add some updates of one unit, with whole weights, and sketch them."""
         low, table = self._of_unit(unit).low, self._table(unit)
-        compiled = _compiled(len(rows) * self.dim) if _is_plain(updates) else None
+        compiled = worthwhile_machine_code(len(rows) * self.dim) if is_plain(updates) else None
         if compiled is not None:
             compiled.add_rows(
                 updates,

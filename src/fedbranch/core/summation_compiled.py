@@ -1,8 +1,8 @@
 """The loops of exact sums in machine code, by Numba: every number is touched once.
 
-They give, bit for bit, what the NumPy code of :mod:`fedbranch.core.summation` gives, which says
-what they do and why; that module loads this one if Numba is installed. All of them are in this
-one file, since Numba keeps its machine code until the file changes.
+They give, bit for bit, what the NumPy code of :mod:`fedbranch.core.summation` and
+:mod:`fedbranch.core.extents` gives, which say what they do and why. All of them are in this one
+file, since Numba keeps its machine code until the file changes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from numba.extending import intrinsic
 from numba.types import Array, CPointer, boolean, float32, float64, int64, uint64, void
 from numpy.typing import NDArray
 
+from fedbranch.core import extents
 from fedbranch.core.machine_code import compiled
 
-__all__ = ["BLOCK", "add_plain", "add_rows", "block_squares", "carry", "write_differences"]
+__all__ = ["add_plain", "add_rows", "block_squares", "carry", "write_differences"]
 
-BLOCK = 1024  # as in summation
+BLOCK = 1024  # as there; Numba would not see that it changed in another file
+assert BLOCK == extents.BLOCK
 COLUMNS_AT_ONCE = 1024  # of which a few rows and their sums stay in the first cache
 
 _UPDATES = Array(float32, 2, "C", readonly=True)

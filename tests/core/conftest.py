@@ -1,0 +1,16 @@
+import math
+
+import pytest
+
+from fedbranch.core import machine_code as module
+
+
+@pytest.fixture
+def machine_code(monkeypatch):
+    """Numba's code, for updates of any size; and a switch back to NumPy's."""
+    pytest.importorskip("numba", reason="there is no machine code without Numba")
+
+    def use(is_used):
+        monkeypatch.setattr(module, "WORTH_IT", 0 if is_used else math.inf)
+
+    return use
