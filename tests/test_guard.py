@@ -285,6 +285,17 @@ def test_no_share_is_above_the_cap_and_nothing_else_changes(weights, max_share):
         assert np.array_equal(after, before)
 
 
+@given(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12), st.floats(0.001, 1.0))
+def test_where_nobody_may_have_as_much_as_an_equal_share_all_become_equal(weights, times):
+    before = np.array(weights)
+
+    after = capped_weights(before, times / len(weights))
+
+    if times < 1:
+        assert after.tolist() == [before.min()] * len(weights)
+    assert (after > 0).all()
+
+
 def test_who_claims_a_billion_examples_counts_for_half():
     updates = by_id(similar_updates(num_clients=10))
     server = Server(DIM)

@@ -28,7 +28,12 @@ MAY_SEE = {
     "guard": {"core", "messages"},
     "sums": {"checkpoint", "core", "files", "guard", "tree"},
     "examination": {"checkpoint", "core", "files", "guard", "messages", "rules", "sums", "tree"},
-    "intake": {"acceptance", "core", "errors", "examination", "guard", "messages", "sums", "tree"},
+    "stacks": {"core", "messages"},
+    "adding": {"core", "examination", "guard", "stacks", "sums"},
+    "intake": {
+        "acceptance", "adding", "core", "errors", "examination", "guard", "messages", "stacks",
+        "sums", "tree",
+    },
     "reviews": {"core", "messages", "rules", "tree"},
     "presence": {"checkpoint", "columns", "positions"},
     "server": {

@@ -14,6 +14,7 @@ from itertools import islice
 
 import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from fedbranch.core.differences import Differences
 from fedbranch.core.extents import Extent, extents
@@ -24,20 +25,26 @@ from fedbranch.tree import Vector
 
 __all__ = [
     "MOST_METRICS",
+    "SMALLEST_WEIGHT",
     "Expected",
     "check_batch",
     "check_claims",
     "check_losses",
     "check_metric_name",
     "check_update",
+    "is_sane",
 ]
 
 # No sane update comes near this; sums of such numbers would leave float32.
-LARGEST_ENTRY = 1e30
+LARGEST_ENTRY = float(np.float32(1e30))
 # Below this float32 has hardly any digits left, and processors are slow.
 SMALLEST_ENTRY = float(np.finfo(np.float32).smallest_normal)
 # An entry is at most as large as its block is long, and the largest at least 1/32 of that.
 SURELY_NOT_TINY, SURELY_NOT_LARGE = 1e3 * SMALLEST_ENTRY, 1e-3 * LARGEST_ENTRY
+
+# Nobody trains on less of an example. Without a limit a few clients could make a server that adds
+# updates up keep a sum for every size that a float can have.
+SMALLEST_WEIGHT = 1e-9
 
 # Whatever a client says is kept for ever in the history, so nobody may say much.
 MOST_METRICS = 1000
@@ -219,6 +226,15 @@ def _problems_of(name: str, column: Array) -> dict[int, str]:
     return found
 
 
+def is_sane(lengths: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Say which vectors that need not move, such as buffers, can be used, by their lengths.
+
+    Of the others nothing is said.
+    """
+    is_short: NDArray[np.bool_] = lengths < SURELY_NOT_LARGE
+    return is_short
+
+
 def check_claims(
     num_examples: object, metrics: object, max_examples: float
 ) -> tuple[float, dict[str, float | None]]:
@@ -230,10 +246,10 @@ def check_claims(
         If they are none, or too large, or too many.
     """
     weight = _as_float(num_examples)
-    if weight is None or not 0 < weight <= max_examples:
+    if weight is None or not SMALLEST_WEIGHT <= weight <= max_examples:
         raise InvalidUpdate(
-            f"num_examples is {shortened(num_examples)}; it must be a number above 0 and "
-            f"at most {max_examples:g}"
+            f"num_examples is {shortened(num_examples)}; it must be a number from "
+            f"{SMALLEST_WEIGHT:g} to {max_examples:g}"
         )
     if type(metrics) is not dict and not isinstance(metrics, Mapping):
         raise InvalidUpdate(f"metrics are {shortened(metrics)}; send numbers by name")

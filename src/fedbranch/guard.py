@@ -270,18 +270,20 @@ def capped_weights(weights: NDArray[np.float64], max_share: float) -> NDArray[np
     --------
     >>> capped_weights(np.array([1.0, 2.0, 97.0]), 0.5)
     array([1., 2., 3.])
+    >>> capped_weights(np.array([1.0, 2.0, 97.0]), 0.2)
+    array([1., 1., 1.])
     """
     if weights.max() <= max_share * weights.sum():
         return weights
     ascending = np.sort(weights)
     below = np.concatenate([[0.0], np.cumsum(ascending)])  # sums of the smallest ones
-    for num_capped in range(1, len(weights) + 1):
+    for num_capped in range(1, len(weights)):
         # The largest ones at t: t = max_share * (sum of the others + num_capped * t).
         left = 1 - num_capped * max_share
         if left <= 0:
             break
         most = max_share * below[len(weights) - num_capped] / left
-        if num_capped == len(weights) or ascending[-num_capped - 1] <= most:
+        if ascending[-num_capped - 1] <= most:
             capped: NDArray[np.float64] = np.minimum(weights, most)
             return capped
     return np.full_like(weights, ascending[0])

@@ -33,6 +33,7 @@ __all__ = [
     "replies_from_state",
     "replies_to_state",
     "shortened",
+    "shown_id",
     "stacked",
 ]
 
@@ -434,6 +435,11 @@ def shortened(value: object) -> str:
     except Exception:  # a whole number with too many digits, or an object with a broken repr
         return f"a {type(value).__name__} that cannot be shown"
     return one_line(_ADDRESS.sub("", text), 80)
+
+
+def shown_id(client_id: object) -> str:
+    """Name a client in the record, also if it has not even an id."""
+    return client_id if isinstance(client_id, str) else shortened(client_id)
 
 
 def one_line(text: str, longest: int = LONGEST_REASON) -> str:

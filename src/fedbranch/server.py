@@ -47,7 +47,7 @@ from fedbranch.messages import (
     Update,
     UpdateBatch,
     checked_ids,
-    shortened,
+    shown_id,
     stacked,
 )
 from fedbranch.presence import Presence
@@ -586,7 +586,7 @@ class Server:
             raise TypeError(
                 f"losses is a {type(losses).__name__}; pass a mapping: client id -> its losses"
             )
-        for client_id, measured in sorted(losses.items(), key=lambda pair: _shown_id(pair[0])):
+        for client_id, measured in sorted(losses.items(), key=lambda pair: shown_id(pair[0])):
             try:
                 if client_id not in self._on_trial:
                     raise InvalidUpdate("sent losses that nobody asked for")
@@ -596,7 +596,7 @@ class Server:
                 if leaf_ids and leaf_ids != present:
                     raise InvalidUpdate("sent losses for clusters that are there no longer")
             except InvalidUpdate as error:
-                refused[_shown_id(client_id)] = str(error)
+                refused[shown_id(client_id)] = str(error)
                 continue
             if node_id in reviewed:
                 reviewed[node_id][client_id] = checked
@@ -884,8 +884,3 @@ def _checked_projection(sketch: int | Projection | None, num_compared: int) -> P
             f"sketch is for vectors of {projection.dim} numbers; what is compared has {num_compared}"
         )
     return projection
-
-
-def _shown_id(client_id: object) -> str:
-    """Name a client in the record, also if it has not even an id."""
-    return client_id if isinstance(client_id, str) else shortened(client_id)

@@ -24,6 +24,7 @@ from fedbranch.tree import Vector
 __all__ = ["Means", "Part", "Sums", "Whole"]
 
 NAMES = ("vector", "buffers", "signal")
+WEIGHT_BITS = 53  # of a float's digits
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,8 +117,8 @@ class Sums:
     part: Part
     weights: dict[str, float] = field(default_factory=dict)
     held_back: dict[str, Whole] = field(default_factory=dict)
-    # Exponent of two -> how many weights have it, and their sum.
-    _sizes: dict[int, tuple[int, float]] = field(default_factory=dict, init=False)
+    # Exponent of two -> how many weights have it, and their exact sum, in units of their last bit.
+    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
 
     @classmethod
     def merged(cls, all_sums: Iterable[Sums], parts: Iterable[Part]) -> Sums:
@@ -142,17 +143,18 @@ class Sums:
         # nobody has to look at all of them.
         size = math.frexp(weight)[1]
         half = math.ldexp(0.5, size)
-        least = 0.0
-        for other, (number, total) in self._sizes.items():
-            least += total if other < size else number * half
+        least = math.fsum(  # whatever came first
+            math.ldexp(total, other - WEIGHT_BITS) if other < size else number * half
+            for other, (number, total) in self._sizes.items()
+        )
         return guard.max_share * least >= 1.000001 * weight  # with room for rounding
 
     def claim(self, client_id: str, weight: float) -> None:
         """Note that a client's update has come in."""
         self.weights[client_id] = weight
-        size = math.frexp(weight)[1]
-        number, total = self._sizes.get(size, (0, 0.0))
-        self._sizes[size] = number + 1, total + weight
+        mantissa, size = math.frexp(weight)
+        number, total = self._sizes.get(size, (0, 0))
+        self._sizes[size] = number + 1, total + int(math.ldexp(mantissa, WEIGHT_BITS))
 
     def settled(self, guard: Guard | None) -> list[tuple[Whole, float]]:
         """Take out the updates that need not be held back any longer, with their weights."""

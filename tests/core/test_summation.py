@@ -321,6 +321,24 @@ def test_what_is_added_as_it_lies_is_as_if_it_had_been_written_down(machine_code
     assert found.lengths[rows].tobytes() == extents(updates).lengths[rows].tobytes()
 
 
+def test_an_entry_that_is_longer_than_its_block_leaves_no_accumulator_too_small():
+    # Rounding makes an entry longer than its block by 3e-8.
+    update = np.float32([[0.70809627]])
+    weights = np.full(8192, 22.595798406193353)
+    weights[-1] = 22.595798406176254
+    whole, merged = ExactSum(1), ExactSum(1)
+
+    whole.add(np.repeat(update, 8192, axis=0), weights)
+    for start in range(0, 8192, 1000):
+        part = ExactSum(1)
+        some = weights[start : start + 1000]
+        part.add(np.repeat(update, len(some), axis=0), some)
+        part.to_tensors()
+        merged.merge(part)
+
+    assert state_of(whole) == state_of(merged)
+
+
 def test_who_is_too_long_is_not_added_as_it_lies(machine_code):
     machine_code(True)
     updates, before = some_updates(12, 3000, spread=0.3), np.zeros(3000, np.float32)

@@ -190,7 +190,7 @@ def test_what_was_refused_is_counted_and_shown_with_its_reasons(tmp_path):
 
     shown = console.file.getvalue()
     assert f"Refused {NUM_ROUNDS} replies of 1 client: partition-0009 ({NUM_ROUNDS})" in shown
-    assert f"{NUM_ROUNDS} x 'num-examples' is -1; it must be a number above 0" in shown
+    assert f"{NUM_ROUNDS} x 'num-examples' is -1; it must be a number from 1e-09" in shown
 
 
 def test_reasons_that_differ_in_a_number_only_are_shown_as_one(tmp_path):

@@ -56,27 +56,33 @@ class Differences:
         lengths: Sequence[int],
         before: NDArray[np.float32],
     ) -> None:
-        self.lengths = np.array(lengths, np.int64)
-        starts = np.array(offsets, np.int64)
-        self.before = np.ascontiguousarray(before, np.float32)
+        self._came_back = tuple(came_back)  # or there would be nothing at the addresses
+        self._offsets = tuple(offsets)
+        self.before = np.array(before, np.float32)
         # Machine code believes what it is told.
-        if set(map(type, came_back)) - {bytes}:
+        if set(map(type, self._came_back)) - {bytes}:
             raise TypeError("updates can be read from bytes only: nothing else stays where it is")
-        sizes = np.fromiter(map(len, came_back), np.int64, len(came_back))
-        sizes = sizes.reshape(-1, len(self.lengths))
+        if len(offsets) != len(lengths) or len(self._came_back) % len(lengths):
+            raise ValueError(
+                f"{len(self._came_back)} pieces cannot be updates of {len(lengths)} pieces with "
+                f"{len(offsets)} offsets"
+            )
+        ends = [offset + 4 * length for offset, length in zip(offsets, lengths, strict=True)]
+        sizes = np.fromiter(map(len, self._came_back), np.int64, len(self._came_back))
+        sizes = sizes.reshape(-1, len(lengths))
         if (
-            len(starts) != len(self.lengths)
-            or min(starts.min(initial=0), self.lengths.min(initial=0)) < 0
-            or self.lengths.sum() != len(self.before)
-            or (sizes < starts + 4 * self.lengths).any()
+            min(*offsets, *lengths) < 0
+            or sum(lengths) != len(self.before)
+            or (sizes < np.array([min(end, 2**62) for end in ends])).any()
         ):
             raise ValueError(
-                f"pieces of {sizes[:1].tolist()} bytes ... cannot hold {lengths} numbers behind "
-                f"{offsets} bytes, which make an update of {len(self.before)}"
+                f"pieces of {sizes[:1].tolist()} bytes ... cannot hold {list(lengths)} numbers "
+                f"behind {list(offsets)} bytes, which make an update of {len(self.before)}"
             )
-        self._came_back = came_back  # or there would be nothing at these addresses
-        addresses = np.fromiter(map(id, came_back), np.uint64, len(came_back)).reshape(sizes.shape)
-        self.addresses = addresses + (starts + BYTES_BEGIN).astype(np.uint64)
+        self.lengths = np.array(lengths, np.int64)
+        addresses = np.fromiter(map(id, self._came_back), np.uint64, len(self._came_back))
+        behind = np.array(offsets, np.uint64) + np.uint64(BYTES_BEGIN)
+        self.addresses = addresses.reshape(sizes.shape) + behind
 
     @staticmethod
     @lru_cache
@@ -99,9 +105,18 @@ class Differences:
 
     def written(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Write updates down, by default all: shape (num_rows, dim)."""
-        addresses = self.addresses if rows is None else self.addresses[list(rows)]
-        updates = np.empty((len(addresses), len(self.before)), np.float32)
-        compiled = machine_code()
-        assert compiled is not None
-        compiled.write_differences(addresses, self.lengths, self.before, updates)
+        rows = range(len(self)) if rows is None else rows
+        updates = np.empty((len(rows), len(self.before)), np.float32)
+        num_pieces = len(self.lengths)
+        for update, row in zip(updates, rows, strict=True):
+            pieces = self._came_back[row * num_pieces : (row + 1) * num_pieces]
+            start = 0
+            for piece, offset, length in zip(
+                pieces, self._offsets, self.lengths.tolist(), strict=True
+            ):
+                place = slice(start, start + length)
+                came_back = np.frombuffer(piece, np.float32, length, offset)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    np.subtract(came_back, self.before[place], out=update[place])
+                start += length
         return updates

@@ -61,9 +61,9 @@ def extents(updates: NDArray[np.float32]) -> Extent:
             continue
         # A power of two, so that nothing is rounded.
         scale = math.ldexp(1.0, math.frexp(largest)[1])
-        wide = updates[row].astype(np.float64) / scale
-        found.lengths[row] = scale * math.sqrt(float(np.dot(wide, wide)))
-        found.strongest[row] = scale * math.sqrt(float(_block_squares(wide[None, :]).max()))
+        wide = _block_squares(updates[row : row + 1].astype(np.float64) / scale)
+        found.lengths[row] = scale * math.sqrt(float(wide.sum()))
+        found.strongest[row] = scale * math.sqrt(float(wide.max()))
     return found
 
 

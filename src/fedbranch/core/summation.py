@@ -49,6 +49,7 @@ LARGEST_UNIT_OF_SKETCHES = -23
 LARGEST_UNIT = 1200
 ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
+NO_UNIT = LARGEST_UNIT + 1
 NO_SKETCHES = np.zeros((0, 0), np.float32)
 
 
@@ -59,18 +60,28 @@ class Added(NamedTuple):
     ----------
     is_added
         Shape (n,): of all updates.
-    lengths, sketches
-        Shape (n,) and (n, size). Of the others they may hold anything.
+    squares
+        Shape (n, num_blocks): the squared length of every block. Of updates that were not looked
+        at it is 0.
+    sketches
+        Shape (n, size). Of the others they may hold anything.
     """
 
     is_added: NDArray[np.bool_]
-    lengths: NDArray[np.float64]
+    squares: NDArray[np.float64]
     sketches: NDArray[np.float32]
 
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """Shape (n,): how long the updates are."""
+        lengths: NDArray[np.float64] = np.sqrt(self.squares.sum(axis=1))
+        return lengths
 
-def can_be_added_whole(weight: float) -> bool:
-    """Whether a weight is applied to updates that were rounded before, as most are."""
-    return weight <= LARGEST_WHOLE_WEIGHT and weight == int(weight)
+
+def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Say which weights are applied to updates that were rounded before, as most are."""
+    is_whole: NDArray[np.bool_] = (weights <= LARGEST_WHOLE_WEIGHT) & (weights == np.rint(weights))
+    return is_whole
 
 
 class _Class:
@@ -87,6 +98,10 @@ class _Class:
         if self.most + units > MOST_UNITS:
             self.carry()
         self.most += units
+
+    def give_back(self, units: float) -> None:
+        """Let others have the room that was not needed."""
+        self.most -= units
 
     def carry(self) -> None:
         """Move what is large from low to high: what stays is in [-CARRY / 2, CARRY / 2)."""
@@ -183,16 +198,14 @@ class ExactSum:
                 "only finite ones can be added"
             )
         units = _units(strongest)
-        is_whole = (factors <= LARGEST_WHOLE_WEIGHT) & (factors == np.rint(factors))
-        is_whole &= np.abs(units) <= LARGEST_SCALE
+        is_whole = can_be_added_whole(factors) & (np.abs(units) <= LARGEST_SCALE)
         for row in np.flatnonzero(~is_whole).tolist():
             self._add_weighted(updates[row], float(factors[row]), float(strongest[row]))
             if self.projection is not None and sketches is not None:
                 sketches[row] = self.projection.of(updates[row : row + 1])[0]
         for unit in sorted(set(units[is_whole].tolist())):
             rows = np.flatnonzero(is_whole & (units == unit))
-            # No entry is larger than its block is long, as far as float32 can tell.
-            most = np.ldexp(1.001 * factors[rows] * strongest[rows], -unit)
+            most = _most_units(factors[rows], strongest[rows], unit)
             for part in _chunks_within(most, MOST_UNITS_AT_ONCE):
                 at_once = rows[part]
                 self._of_unit(unit).make_room(float(most[part].sum()))
@@ -228,24 +241,28 @@ class ExactSum:
                 f"{self.dim} numbers with a weight each"
             )
         assert self.projection is not None
-        assert ((weights == np.rint(weights)) & (weights <= LARGEST_WHOLE_WEIGHT)).all()
-        found = _Found.of(updates, self.projection.size)
+        assert can_be_added_whole(weights).all()
+        num_updates = len(updates)
+        found = Added(
+            np.zeros(num_updates, bool),
+            np.zeros((num_updates, -(-self.dim // BLOCK))),
+            np.zeros((num_updates, self.projection.size), np.float32),
+        )
         rows = np.flatnonzero(weights > 0)
+        limit = longest * (1 - 1e-9)  # lengths are added up in another order there
         if not len(rows):
-            return found.added
+            return found
         if self._usual_unit is None:
             first = extents(updates.written(rows[:1].tolist())).strongest
-            self._usual_unit = int(_units(first)[0]) if WEAKEST < first[0] < 1.0 else -UNIT_BITS
-        limit = longest * (1 - 1e-9)  # lengths are added up in another order there
-        self._add_plain_of(updates, rows, weights, self._usual_unit, limit, found)
-        rest = rows[~found.is_added[rows]]
-        strongest = np.sqrt(found.squares[rest].max(axis=1, initial=0.0))
-        units = np.where((strongest > WEAKEST) & (strongest < STRONGEST), _units(strongest), 0)
-        for unit in sorted(set(units.tolist()) - {0, self._usual_unit}):
-            if unit <= LARGEST_UNIT_OF_SKETCHES:
-                self._add_plain_of(updates, rest[units == unit], weights, unit, limit, found)
-                self._usual_unit = unit
-        return found.added
+            self._usual_unit = int(_plain_units(first)[0])
+        expected = -UNIT_BITS if self._usual_unit == NO_UNIT else self._usual_unit
+        self._add_plain_of(updates, rows, weights, expected, limit, found)
+        units = _plain_units(np.sqrt(found.squares[rows].max(axis=1, initial=0.0)))
+        for unit in sorted(set(units.tolist()) - {expected, NO_UNIT}):
+            self._add_plain_of(updates, rows[units == unit], weights, unit, limit, found)
+        several, counts = np.unique(units, return_counts=True)
+        self._usual_unit = int(several[counts.argmax()])
+        return found
 
     def _add_plain_of(
         self,
@@ -254,13 +271,13 @@ class ExactSum:
         weights: NDArray[np.float64],
         unit: int,
         longest: float,
-        found: _Found,
+        found: Added,
     ) -> None:
         """Add those whose unit it is."""
         compiled = machine_code()
         assert compiled is not None
         most = math.ldexp(1.0, unit + UNIT_BITS)  # of a strongest block
-        at_most = 1.001 * weights[rows] * 2.0**UNIT_BITS
+        at_most = _most_units(weights[rows], most, unit)
         of_unit = self._of_unit(unit)
         for part in _chunks_within(at_most, MOST_UNITS_AT_ONCE):
             of_unit.make_room(float(at_most[part].sum()))
@@ -282,17 +299,16 @@ class ExactSum:
                 found.squares,
                 found.is_added,
             )
-            # Nearly always it was less than it might have been.
             added = rows[part][found.is_added[rows[part]]]
             strongest = np.sqrt(found.squares[added].max(axis=1, initial=0.0))
-            spent = float(np.ldexp(1.001 * weights[added] * strongest, -unit).sum())
-            of_unit.most -= float(at_most[part].sum()) - spent
+            needed = float(_most_units(weights[added], strongest, unit).sum())
+            of_unit.give_back(float(at_most[part].sum()) - needed)
 
     def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
         """Add one update, rounded after it was multiplied."""
         unit = int(_units(np.array(strongest * weight)))
         of_unit = self._of_unit(unit)
-        of_unit.make_room(2.0**UNIT_BITS)
+        of_unit.make_room(float(_most_units(np.array(weight), strongest, unit)))
         for columns in _chunks(self.dim, COLUMNS_AT_ONCE):
             wide = update[columns].astype(np.float64)
             wide *= weight
@@ -492,32 +508,29 @@ class ExactSum:
         return rebuilt
 
 
-class _Found(NamedTuple):
-    """What machine code fills in about updates that it goes over."""
-
-    is_added: NDArray[np.bool_]
-    squares: NDArray[np.float64]
-    sketches: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, updates: Differences, size: int) -> _Found:
-        number, dim = updates.shape
-        return cls(
-            np.zeros(number, bool),
-            np.zeros((number, -(-dim // BLOCK))),
-            np.zeros((number, size), np.float32),
-        )
-
-    @property
-    def added(self) -> Added:
-        return Added(self.is_added, np.sqrt(self.squares.sum(axis=1)), self.sketches)
-
-
 def _units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:
     """Give the exponents of the units for updates with strongest blocks of these lengths."""
     exponents: NDArray[np.int32] = np.frexp(strongest)[1]
     # strongest < 2**top, where top is a multiple of the width
     return -(-exponents // CLASS_WIDTH) * CLASS_WIDTH - UNIT_BITS
+
+
+def _plain_units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Give the units of updates that may be added as they lie; NO_UNIT for the others."""
+    units = np.where((strongest > WEAKEST) & (strongest < STRONGEST), _units(strongest), NO_UNIT)
+    units[units > LARGEST_UNIT_OF_SKETCHES] = NO_UNIT
+    return units
+
+
+def _most_units(
+    weights: NDArray[np.float64], strongest: NDArray[np.float64] | float, unit: int
+) -> NDArray[np.float64]:
+    """Say how many units an entry times its weight has at most.
+
+    No entry is larger than its block is long, as far as float32 can tell.
+    """
+    most: NDArray[np.float64] = np.ldexp(1.001 * weights * strongest, -unit)
+    return most
 
 
 def _chunks_within(amounts: NDArray[np.float64], most: float) -> Iterator[slice]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedbranch.core import extents
 from fedbranch.core.machine_code import compiled
 
-__all__ = ["add_plain", "add_rows", "block_squares", "carry", "write_differences"]
+__all__ = ["add_plain", "add_rows", "block_squares", "carry"]
 
 BLOCK = 1024  # as there; Numba would not see that it changed in another file
 assert BLOCK == extents.BLOCK
@@ -263,29 +263,6 @@ def _write_two(
             if place == last:
                 squares_of_one[block] = _square_of(updates[0, block * BLOCK : last], halves)
                 squares_of_two[block] = _square_of(updates[1, block * BLOCK : last], halves)
-
-
-@compiled(void(_ADDRESSES, _WHOLE, _NUMBERS, float32[:, ::1]))
-def write_differences(
-    addresses: NDArray[np.uint64],
-    lengths: NDArray[np.int64],
-    before: NDArray[np.float32],
-    updates: NDArray[np.float32],
-) -> None:
-    """Write updates: what came back, at some addresses, minus what was sent.
-
-    As many numbers are there as ``lengths`` says: who calls this has checked that, and keeps
-    them alive.
-    """
-    for row in range(len(addresses)):
-        start = 0
-        for piece in range(addresses.shape[1]):
-            end = start + lengths[piece]
-            came = carray(_numbers_at(addresses[row, piece]), (lengths[piece],))
-            own, update = before[start:end], updates[row, start:end]
-            for i in range(len(own)):
-                update[i] = came[i] - own[i]
-            start = end
 
 
 @compiled(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Folding"]
 
 # Many, so that there are few steps of Python for each; but if updates are to be written down,
-# those of a thread shall not take more memory than this.
+# more than two of a thread shall not take more memory than this.
 MOST_REPLIES_AT_ONCE = 32
 MOST_BYTES_AT_ONCE = 2**24
 MOST_THREADS = 4  # more would wait for the interpreter
@@ -57,7 +57,7 @@ class Folding:
             num_threads = min(MOST_THREADS, num_cores())
         self._threads = ThreadPoolExecutor(num_threads, "fedbranch-fold")
         of_an_update = 4 * federation.layout.num_params
-        self._num_at_once = max(1, min(MOST_REPLIES_AT_ONCE, MOST_BYTES_AT_ONCE // of_an_update))
+        self._num_at_once = max(2, min(MOST_REPLIES_AT_ONCE, MOST_BYTES_AT_ONCE // of_an_update))
         self._has_room = threading.Semaphore(BATCHES_AHEAD * num_threads)
         self._waiting: dict[str, list[tuple[Asked, Message]]] = {}  # base -> replies to it
         self._steps: dict[str, Steps] = {}

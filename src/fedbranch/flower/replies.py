@@ -12,7 +12,7 @@ from typing import TypeAlias
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app import MetricRecordValues as Metric
 
-from fedbranch.acceptance import MOST_METRICS, check_metric_name
+from fedbranch.acceptance import MOST_METRICS, SMALLEST_WEIGHT, check_metric_name
 from fedbranch.errors import InvalidUpdate
 from fedbranch.messages import one_line, shortened
 
@@ -101,10 +101,10 @@ def reported_in(
             f"strategy's weighted_by_key); send one. Its metrics are {there[:10]}"
         )
     weight = with_weight[0][weighted_by_key]
-    if isinstance(weight, list) or not 0 < weight <= max_examples:
+    if isinstance(weight, list) or not SMALLEST_WEIGHT <= weight <= max_examples:
         raise InvalidUpdate(
-            f"{weighted_by_key!r} is {shortened(weight)}; it must be a number above 0 and at most "
-            f"{max_examples:g}"
+            f"{weighted_by_key!r} is {shortened(weight)}; it must be a number from "
+            f"{SMALLEST_WEIGHT:g} to {max_examples:g}"
         )
     metrics = _metrics_of(of_records, weighted_by_key)
     for name in metrics:
