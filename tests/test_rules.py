@@ -12,7 +12,6 @@ from fedbranch import (
     cosine_similarity,
     weighted_mean,
 )
-from fedbranch.core.refine import cosines_of_pairs
 from fedbranch.core.sketch import Projection
 from fedbranch.rules import rule_from_state, rule_to_state
 
@@ -213,24 +212,18 @@ def test_a_users_own_rule_must_be_passed_again():
 
 
 def sketched(whole, *, seed=0, size=256, is_kept=True):
-    """Give the evidence of sketches, and the pairs that are then compared in full."""
-    asked = []
-
-    def exact(a_rows, b_rows):
-        asked.extend(zip(a_rows.tolist(), b_rows.tolist(), strict=True))
-        return cosines_of_pairs(whole.updates, a_rows, b_rows)
-
+    """Give the evidence of sketches."""
     projection = Projection(dim=whole.updates.shape[1], size=size, seed=seed)
     found = replace(
         whole,
         updates=projection.of(whole.updates),
         mean_update=projection.of(whole.mean_update[None, :])[0],
         projection=projection,
-        exact=exact if is_kept else None,
+        whole=whole.updates if is_kept else None,
     )
     found.__dict__["lengths"] = whole.lengths
     found.__dict__["mean_length"] = whole.mean_length
-    return found, asked
+    return found
 
 
 def planted(seed, num_groups, noise, num_clients=40, dim=4000):
@@ -251,37 +244,67 @@ def test_sketches_decide_as_whole_updates_do(seed, num_groups, noise, gamma_max)
     rule = Thresholds(eps_mean=40, eps_max=20, gamma_max=gamma_max)
 
     by_whole = rule.examine(whole)
-    by_sketches = rule.examine(sketched(whole, seed=seed)[0])
+    by_sketches = rule.examine(sketched(whole, seed=seed))
 
     assert by_sketches.verdict == by_whole.verdict
     assert by_sketches.groups == by_whole.groups
 
 
-def test_a_clear_split_is_made_by_sketches_alone():
-    found, asked = sketched(planted(0, 2, 0.3), size=1024)
+def test_a_clear_split_is_made_by_sketches_and_the_edges_of_their_tree():
+    found = sketched(planted(0, 2, 0.3), size=1024)
 
     decision = Thresholds(eps_mean=40, eps_max=20, gamma_max=0.5).examine(found)
 
     assert decision.verdict == "split"
-    assert asked == []
+    assert decision.measurements["num_compared_in_full"] == 39
     assert 0 < decision.measurements["similarity_error"] < 0.2
 
 
 def test_where_sketches_leave_it_open_pairs_are_compared_in_full():
     whole = planted(0, 4, 0.5)
-    found, asked = sketched(whole)
+    found = sketched(whole)
 
     decision = Thresholds(eps_mean=40, eps_max=20, gamma_max=0.5).examine(found)
 
     exact = bipartition(cosine_similarity(whole.updates)).cross_similarity
     assert decision.measurements["cross_similarity"] == pytest.approx(exact, abs=1e-6)
-    assert decision.measurements["num_compared_in_full"] == len(asked) > 0
+    assert decision.measurements["num_compared_in_full"] > 39
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_updates_with_a_heavy_coordinate_are_decided_about_as_in_full(seed):
+    # Two that share a bucket resemble each other by mistake, by far more than is typical.
+    num_clients, dim = 50, 20_000
+    rng = np.random.default_rng(seed)
+    pull = rng.normal(size=dim)
+    pull /= np.linalg.norm(pull)
+    updates = np.where(np.arange(num_clients)[:, None] % 2, pull, -pull)
+    updates[np.arange(num_clients), rng.choice(dim, num_clients, replace=False)] += 1
+    whole = evidence(updates)
+    rule = Thresholds(eps_mean=0.5, eps_max=0.5, gamma_max=0.806)
+
+    by_whole, by_sketches = rule.examine(whole), rule.examine(sketched(whole, size=64))
+
+    assert by_sketches.verdict == by_whole.verdict == "split"
+    assert by_sketches.groups == by_whole.groups
+
+
+@pytest.mark.parametrize("most", [0, 8192])
+def test_where_too_many_pairs_may_decide_all_are_compared(monkeypatch, most):
+    monkeypatch.setattr("fedbranch.rules.thresholds.MOST_REFINED", most)
+    whole = planted(0, 1, 1.0)
+
+    decision = Thresholds(eps_mean=40, eps_max=20, gamma_max=0.7).examine(sketched(whole, size=64))
+
+    exact = bipartition(cosine_similarity(whole.updates)).cross_similarity
+    assert decision.measurements["cross_similarity"] == pytest.approx(exact, abs=1e-6)
+    assert decision.measurements["num_compared_in_full"] == 40 * 39 / 2
 
 
 def test_sketches_of_updates_that_are_gone_decide_alone():
-    found, asked = sketched(planted(0, 4, 0.5), size=2048, is_kept=False)
+    found = sketched(planted(0, 4, 0.5), size=2048, is_kept=False)
 
     decision = Thresholds(eps_mean=40, eps_max=20, gamma_max=0.5).examine(found)
 
     assert decision.verdict == "split"
-    assert asked == []
+    assert "num_compared_in_full" not in decision.measurements

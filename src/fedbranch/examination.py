@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 
 from fedbranch.checkpoint import Tensors
 from fedbranch.core.geometry import Array, norms, to_numpy
-from fedbranch.core.refine import cosines_of_pairs
 from fedbranch.core.sketch import Projection
 from fedbranch.files import JSON
 from fedbranch.guard import REPLIES_TO_COMPARE, Guard
@@ -239,7 +237,7 @@ def examine(
     halved = [ordered[row] for row in halved_rows]
     proposal = case.present_proposal
     means = None if case.sums is None else case.sums.means(guard)
-    exact = None
+    whole = None
     if projection is None:
         lengths = to_numpy(norms(compared))
         mean = _aggregated(aggregate, compared, weights, guard, lengths)
@@ -249,7 +247,6 @@ def examine(
         if means is None:
             whole = _frozen(stacked(ordered, "whole"))
             mean = _aggregated(aggregate, whole, weights, guard, lengths)
-            exact = partial(cosines_of_pairs, whole)
         else:
             mean = means.compared
         shown_mean = _beside(compared, projection.of(mean[None, :])[0])
@@ -278,7 +275,7 @@ def examine(
         last_measured=case.last_measured,
         past=tuple(case.past),
         projection=projection,
-        exact=exact,
+        whole=whole,
     )
     evidence.__dict__["lengths"] = lengths  # or its cached property would measure them again
     if projection is not None:

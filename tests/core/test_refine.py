@@ -5,7 +5,7 @@ import torch
 from fedbranch import bipartition, cosine_similarity
 from fedbranch.core.bipartition import hierarchy
 from fedbranch.core.forest import hierarchy_of
-from fedbranch.core.refine import cosines_of_pairs, likely_error, parts_of, refined
+from fedbranch.core.refine import are_edges_right, cosines_of_pairs, likely_error, parts_of, refined
 from fedbranch.core.sketch import Projection
 
 
@@ -36,7 +36,7 @@ def test_the_cut_of_sketches_is_refined_to_the_exact_one(seed, num_groups, noise
     exact, asked = counted(updates)
 
     parts = parts_of(hierarchy(sketched), error)
-    split, num_asked = refined(sketched, parts, error, exact)
+    split, num_asked = refined(sketched, parts, error, exact, largest_share=1)
 
     true = bipartition(cosine_similarity(updates))
     assert split.left_rows.tolist() == true.left_rows.tolist()
@@ -57,7 +57,7 @@ def test_any_error_within_the_bound_is_made_good(seed):
     wrong = np.tril(wrong) + np.tril(wrong, -1).T
 
     parts = parts_of(hierarchy(wrong), error)
-    split, _ = refined(wrong, parts, error, lambda a, b: true[a, b])
+    split, _ = refined(wrong, parts, error, lambda a, b: true[a, b], largest_share=1)
 
     best = bipartition(true)
     assert split.cross_similarity == best.cross_similarity
@@ -90,6 +90,31 @@ def test_only_pairs_that_may_decide_are_asked_for():
     assert all(0 in pair for pair in asked)
 
 
+@pytest.mark.parametrize(("num_groups", "noise"), [(1, 1.0), (30, 2.0)])
+def test_where_too_many_pairs_may_decide_none_is_asked_for(num_groups, noise):
+    updates = planted(0, 60, num_groups, 4000, noise)
+    projection = Projection(dim=4000, size=64)
+    sketched = cosine_similarity(projection.of(updates))
+    error = likely_error(projection, 60)
+    exact, asked = counted(updates)
+
+    assert refined(sketched, parts_of(hierarchy(sketched), error), error, exact) is None
+    assert asked == []
+
+
+def test_an_edge_that_is_there_by_mistake_is_seen():
+    updates = planted(0, 100, 2, 20_000, 0.5)
+    projection = Projection(dim=20_000, size=1024)
+    error = likely_error(projection, 100)
+    exact, asked = counted(updates)
+    merges = hierarchy_of(projection.of(updates))
+
+    assert are_edges_right(merges, error, exact)
+    assert sorted(asked) == sorted(map(tuple, merges.edge_rows.tolist()))
+    merges.similarities[50] += 1.1 * error
+    assert not are_edges_right(merges, error, exact)
+
+
 @pytest.mark.parametrize("kind", ["normal", "few coordinates", "one length"])
 def test_no_pair_of_sketches_is_off_by_more_than_likely(kind):
     rng = np.random.default_rng(0)
@@ -109,10 +134,14 @@ def test_no_pair_of_sketches_is_off_by_more_than_likely(kind):
 
 
 @pytest.mark.parametrize("convert", [lambda array: array, torch.from_numpy], ids=["numpy", "torch"])
-def test_cosines_of_pairs_are_those_of_the_matrix(monkeypatch, convert):
+@pytest.mark.parametrize("pair_cost", [0, 1000])  # one by one, or by products
+@pytest.mark.parametrize("dim", [100, 9000])
+def test_cosines_of_pairs_are_those_of_the_matrix(monkeypatch, convert, pair_cost, dim):
     monkeypatch.setattr("fedbranch.core.refine.NUMBERS_AT_ONCE", 50)
+    monkeypatch.setattr("fedbranch.core.refine.PAIR_COST", pair_cost)
     rng = np.random.default_rng(0)
-    updates = rng.normal(size=(30, 100)).astype(np.float32)
+    updates = rng.normal(size=(30, dim)).astype(np.float32)
+    updates[3], updates[4] = 0, updates[4] * 1e15
     a_rows, b_rows = rng.integers(30, size=(2, 77))
 
     found = cosines_of_pairs(convert(updates), a_rows, b_rows)

@@ -3,6 +3,8 @@
 Which clients the smallest cut may part is seen from the sketches: those that hang together by
 similarities that are larger than any it could have, by twice the error. Only between such parts,
 and of those only for the pairs that may be the most similar ones, are exact similarities asked.
+How large the error is likely to be rests on updates that are spread over many coordinates, so the
+edges of the sketches' tree, on which all depends, are looked at as well.
 """
 
 from __future__ import annotations
@@ -15,20 +17,33 @@ from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
+from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from fedbranch.core.bipartition import Bipartition, Hierarchy, spanning_tree_of
-from fedbranch.core.geometry import cosine_similarity, take_rows
+from fedbranch.core.geometry import cosine_similarity, scaled_for_cosines, take_rows
 from fedbranch.core.gram import Array, column_blocks, to_numpy
 from fedbranch.core.sketch import Projection
 
-__all__ = ["PairCosines", "Parts", "cosines_of_pairs", "likely_error", "parts_of", "refined"]
+__all__ = [
+    "PairCosines",
+    "Parts",
+    "are_edges_right",
+    "cosines_of_pairs",
+    "likely_error",
+    "parts_of",
+    "refined",
+]
 
 # Maps rows a and rows b, as many, to the exact cosine of each pair.
 PairCosines: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.intp]], NDArray[np.floating]]
 
 FAILURE = 0.01  # how probable it may be that any of all pairs is off by more than likely
 NUMBERS_AT_ONCE = 2**22
+# Of a larger share of the pairs, comparing all of them at once is faster than picking them.
+LARGEST_SHARE = 0.2
+# So many numbers of a product take as long as one of a pair that is compared by itself.
+PAIR_COST = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +71,8 @@ def likely_error(projection: Projection, num_clients: int) -> float:
     -----
     The cosine of two sketches is a sum over many coordinates, so it is taken to be normal with
     the projection's typical error; no pair of all is then off by more with probability 0.99.
-    For updates that consist of a few coordinates only that is too little.
+    For updates that consist of a few coordinates only that is too little:
+    :func:`are_edges_right` tells.
 
     Examples
     --------
@@ -78,9 +94,24 @@ def parts_of(merges: Hierarchy, error: float) -> Parts:
     return Parts(merges.groups(1 + num_weak))
 
 
+def are_edges_right(merges: Hierarchy, error: float, exact: PairCosines) -> bool:
+    """Whether no edge of a tree of sketches is off by more than the error.
+
+    Two clients whose sketches resemble each other by mistake are an edge of it, if that changes
+    anything.
+    """
+    cosines = exact(merges.edge_rows[:, 0], merges.edge_rows[:, 1])
+    return bool((np.abs(cosines - merges.similarities) <= error).all())
+
+
 def refined(
-    similarity: NDArray[np.floating], parts: Parts, error: float, exact: PairCosines
-) -> tuple[Bipartition, int]:
+    similarity: NDArray[np.floating],
+    parts: Parts,
+    error: float,
+    exact: PairCosines,
+    *,
+    largest_share: float = LARGEST_SHARE,
+) -> tuple[Bipartition, int] | None:
     """Find the two-way split with the smallest exact cross-similarity.
 
     Parameters
@@ -93,14 +124,19 @@ def refined(
         Of any similarity.
     exact
         Gives exact cosines.
+    largest_share
+        Of all pairs, for how many that is asked at most.
 
     Returns
     -------
-    tuple
+    tuple or None
         The split with its exact cross-similarity, and of how many pairs the exact cosine was
-        asked.
+        asked. None, and nothing was asked, if it would be more of them.
     """
     part, num_parts = parts.part, parts.num_parts
+    most_pairs = largest_share * len(part) ** 2 / 2
+    if num_parts**2 / 2 > most_pairs:
+        return None
     order = np.argsort(part, kind="stable")
     firsts = np.searchsorted(part[order], np.arange(num_parts))
     strongest = np.empty((num_parts, num_parts), dtype=similarity.dtype)
@@ -113,7 +149,7 @@ def refined(
     decides = strongest + 2 * error >= _paths(strongest)
     np.fill_diagonal(decides, val=False)
     to_beat = np.where(decides, strongest - 2 * error, math.inf)
-    found_a, found_b = [], []
+    found_a, found_b, num_found = [], [], 0
     for block in column_blocks(len(part), max(1, NUMBERS_AT_ONCE // len(part))):
         may_be = similarity[block] >= to_beat[part[block]][:, part]
         a_rows, b_rows = np.nonzero(may_be)
@@ -121,6 +157,9 @@ def refined(
         is_once = a_rows < b_rows
         found_a.append(a_rows[is_once])
         found_b.append(b_rows[is_once])
+        num_found += len(found_a[-1])
+        if num_found > most_pairs:
+            return None
     a_rows, b_rows = np.concatenate(found_a), np.concatenate(found_b)
     cosines = exact(a_rows, b_rows)
     between = np.full((num_parts, num_parts), -np.inf, dtype=np.float64)
@@ -176,6 +215,11 @@ def cosines_of_pairs(
     lefts, left_places = np.unique(a_rows, return_inverse=True)
     rights, right_places = np.unique(b_rows, return_inverse=True)
     found = np.empty(len(a_rows), dtype=np.float64)
+    if PAIR_COST * len(a_rows) < len(lefts) * len(rights):
+        at_once = max(1, NUMBERS_AT_ONCE // int(updates.shape[1]))
+        for some in column_blocks(len(a_rows), at_once):
+            found[some] = _one_by_one(updates, a_rows[some], b_rows[some])
+        return found
     # Some rows of the left side at a time; each asks for a product with those it is paired with.
     at_once = max(1, NUMBERS_AT_ONCE // max(1, len(rights)))
     by_left = np.argsort(left_places, kind="stable")
@@ -191,3 +235,17 @@ def cosines_of_pairs(
         )
         found[pairs] = to_numpy(cosines)[left_places[pairs] - block * at_once, columns]
     return found
+
+
+def _one_by_one(
+    updates: Array, a_rows: NDArray[np.intp], b_rows: NDArray[np.intp]
+) -> NDArray[np.floating]:
+    """Compute the cosine of each pair by itself."""
+    xp = array_namespace(updates)
+    (left, left_scale), (right, right_scale) = (
+        scaled_for_cosines(take_rows(updates, rows.tolist())) for rows in (a_rows, b_rows)
+    )
+    products = xp.zeros_like(left_scale)
+    for block in column_blocks(int(left.shape[1])):
+        products += xp.sum(left[:, block] * right[:, block], axis=1)
+    return to_numpy(xp.clip(products * left_scale * right_scale, -1.0, 1.0))

@@ -11,7 +11,6 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from fedbranch.core.bipartition import bipartition, separation_gap
-from fedbranch.core.forest import hierarchy_of
 from fedbranch.core.geometry import take_rows
 from fedbranch.core.structure import compared_halves, find_structure
 from fedbranch.rules.credibility import opposed_groups
@@ -24,6 +23,7 @@ from fedbranch.rules.evidence import (
     Verdict,
     norm_measurements,
 )
+from fedbranch.rules.gaps import best_hierarchy, gap_between, least_gap, widest_gap
 
 __all__ = ["AutoRule"]
 
@@ -38,11 +38,6 @@ LONGEST_WAIT = 25  # rounds between two examinations
 CLOSE_CALL = 100  # times the p-value that is needed, but at most:
 LARGEST_CLOSE_CALL = 0.01
 OUTLIER = 5  # standard deviations
-# Without half updates nothing tells signal from noise. Between groups, single linkage then
-# must show a gap that no federation without conflicts has shown; and a wider one still if
-# nobody can measure losses either.
-LEAST_GAP = 0.2
-LEAST_GAP_WITHOUT_LOSSES = 0.4
 LEAST_LENGTH_LEFT = 0.3  # of what clients' updates were at first; those of noise are shorter
 # For only_conflicts: one model has converged if what the updates have in common is at most this
 # share of them, and in the last third of the rounds norms and losses were hardly lower than in
@@ -233,16 +228,9 @@ class AutoRule:
     def _are_there_groups_without_halves(self, about: _Answer) -> Decision:
         evidence = about.evidence
         num_clients = len(evidence.client_ids)
-        merges = hierarchy_of(evidence.updates)
-        # similarities[-j] is where the last of j + 1 groups join.
-        heights = merges.similarities
-        gaps = {
-            num_groups: float(heights[-num_groups] - heights[1 - num_groups])
-            for num_groups in range(2, max(2, num_clients // 2) + 1)
-        }
-        num_groups = max(gaps, key=gaps.__getitem__)
+        merges, num_groups, gap = widest_gap(evidence)
         groups = merges.groups(num_groups)
-        about.measured |= {"num_groups": num_groups, "gap": gaps[num_groups]}
+        about.measured |= {"num_groups": num_groups, "gap": gap}
         what = f"{num_groups} groups of {_sizes(groups)}"
         halves = f"{len(evidence.halved_rows)} of {num_clients} sent half updates"
         lengths = [entry.norm for entry in evidence.past] or [1.0]
@@ -252,15 +240,16 @@ class AutoRule:
                 f"converged: updates have {about.measured['length_left']:.0%} of their first length, "
                 f"what is left may be noise ({halves})"
             )
-        if gaps[num_groups] < LEAST_GAP:
+        least = least_gap(evidence)
+        if gap < least:
             return about.train(
-                f"no groups: the widest gap between similarities, for {what}, is "
-                f"{gaps[num_groups]:.2f}, less than {LEAST_GAP} ({halves})"
+                f"no groups: the widest gap between similarities, for {what}, is {gap:.2f}, less "
+                f"than {least:.2g} ({halves})"
             )
         return self._proposal(
             about,
             what,
-            f"a gap of {gaps[num_groups]:.2f} between similarities ({halves})",
+            f"a gap of {gap:.2f} between similarities ({halves})",
             dict(zip(evidence.client_ids, map(int, groups), strict=True)),
         )
 
@@ -378,13 +367,13 @@ class AutoRule:
             )
         if len(evidence.client_ids) <= len(evidence.proposal):
             return about.train(f"{what}, but too few clients are left to tell")
-        heights = hierarchy_of(evidence.updates).similarities
-        gap = float(heights[-len(evidence.proposal)] - heights[1 - len(evidence.proposal)])
+        gap = gap_between(best_hierarchy(evidence), len(evidence.proposal))
         about.measured |= {"num_groups": len(evidence.proposal), "gap": gap}
-        if gap < LEAST_GAP_WITHOUT_LOSSES:
+        least = least_gap(evidence, has_losses=False)
+        if gap < least:
             return about.train(
                 f"{what}, but neither half updates nor losses confirm it, and the gap of {gap:.2f} "
-                f"between similarities is less than {LEAST_GAP_WITHOUT_LOSSES}"
+                f"between similarities is less than {least:.2g}"
             )
         return about.split(
             f"{what}: a gap of {gap:.2f} between similarities; nobody could measure whether it pays"

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.core.geometry import Array, norms, to_numpy
-from fedbranch.core.refine import PairCosines
 from fedbranch.core.sketch import Projection
 
 __all__ = [
@@ -100,10 +99,9 @@ class Evidence:
     projection
         What made sketches of the updates; None if they are in full. ``lengths`` and
         ``mean_length`` are those of the updates in full.
-    exact
-        Where there are sketches and the updates are still there as well: maps two equally
-        long arrays of rows, shape (n,) each, to the cosines of the updates in full, shape
-        (n,), pair by pair.
+    whole
+        Where there are sketches and the server keeps the updates as well: what is compared, in
+        full, a row for each client.
     """
 
     node_id: int
@@ -130,7 +128,7 @@ class Evidence:
     last_measured: Mapping[str, float] = field(default_factory=dict)
     past: Sequence[PastRound] = ()
     projection: Projection | None = None
-    exact: PairCosines | None = None
+    whole: Array | None = None
 
     @cached_property
     def lengths(self) -> NDArray[np.float64]:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from functools import partial
 
 from fedbranch.core.bipartition import Bipartition
 from fedbranch.core.forest import hierarchy_of
 from fedbranch.core.geometry import cosine_similarity, to_numpy
-from fedbranch.core.refine import likely_error, parts_of, refined
+from fedbranch.core.refine import (
+    are_edges_right,
+    cosines_of_pairs,
+    likely_error,
+    parts_of,
+    refined,
+)
 from fedbranch.core.theory import tolerated_noise
 from fedbranch.rules.evidence import Decision, Evidence, Groups, Verdict, norm_measurements
 
 __all__ = ["NeverSplit", "Thresholds"]
 
-MOST_REFINED = 8192  # clients, with a few matrices of whose similarities memory still can do
+MOST_REFINED = 8192  # clients, whose matrix of similarities memory still can do with
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,10 @@ class Thresholds:
     It cannot be told from a single answer: a cluster of which only one client answers in
     every round hardly ever looks stationary.
 
-    From sketches the cut and its cross-similarity are known with an error. Where that leaves
-    open which cut is the smallest, or whether γ_max accepts it, the pairs of updates that may
-    decide are compared in full, if the server keeps them.
+    From sketches the cut and its cross-similarity are known with an error. If the server keeps
+    the updates, the edges of the sketches' tree are compared in full, and where the error leaves
+    open which cut is the smallest, or whether γ_max accepts it, the pairs that may decide: all of
+    them, if these are many, or if an edge is off by more than sketches usually are.
 
     Examples
     --------
@@ -184,22 +192,31 @@ class Thresholds:
         """Find the optimal bipartition; from sketches, as far as they cannot tell, by more."""
         merges = hierarchy_of(evidence.updates)
         split = merges.bipartition()
-        num_clients = merges.num_clients
         if evidence.projection is None:
             return split
+        num_clients = merges.num_clients
         error = likely_error(evidence.projection, num_clients)
         measured["similarity_error"] = error
-        weakest, strongest = (
-            tolerated_noise(min(1.0, max(-1.0, split.cross_similarity + sign * error)))
-            for sign in (1, -1)
-        )
-        parts = parts_of(merges, error)
-        is_clear = parts.num_parts == 2 and weakest > self.gamma_max
-        is_out_of_question = strongest <= self.gamma_max
-        too_many = num_clients > MOST_REFINED
-        if is_clear or is_out_of_question or evidence.exact is None or too_many:
+        whole = evidence.whole
+        if whole is None:
             return split
-        similarity = to_numpy(cosine_similarity(evidence.updates))
-        split, num_compared = refined(similarity, parts, error, evidence.exact)
-        measured["num_compared_in_full"] = num_compared
-        return split
+        exact = partial(cosines_of_pairs, whole)
+        if are_edges_right(merges, error, exact):
+            weakest, strongest = (
+                tolerated_noise(min(1.0, max(-1.0, split.cross_similarity + sign * error)))
+                for sign in (1, -1)
+            )
+            parts = parts_of(merges, error)
+            is_clear = parts.num_parts == 2 and weakest > self.gamma_max
+            is_out_of_question = strongest <= self.gamma_max
+            measured["num_compared_in_full"] = num_clients - 1
+            if is_clear or is_out_of_question:
+                return split
+            if num_clients <= MOST_REFINED:
+                similarity = to_numpy(cosine_similarity(evidence.updates))
+                if (better := refined(similarity, parts, error, exact)) is not None:
+                    split, num_compared = better
+                    measured["num_compared_in_full"] += num_compared
+                    return split
+        measured["num_compared_in_full"] = num_clients * (num_clients - 1) // 2
+        return hierarchy_of(whole).bipartition()
