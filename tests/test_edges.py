@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from fedbranch import (
     Thresholds,
     cosine_similarity,
 )
+from fedbranch.checkpoint import read_generation
 from fedbranch.core.sketch import Projection
 from fedbranch.edges import BLOCK_BYTES, keep, kept
+from fedbranch.errors import UsingPreviousState
 from fedbranch.rules.credibility import opposed_moves
 
 LONG = 3000  # numbers of an update, many more than of a sketch
@@ -421,6 +424,54 @@ def test_files_that_are_removed_while_they_are_in_use_are_saved_all_the_same(tmp
     loaded = ParameterTree.load(tmp_path / "saved")
     for child_id, group in zip(tree.root.child_ids, groups, strict=True):
         assert all(np.array_equal(loaded[child_id].cached_updates[i], group[i]) for i in group)
+
+
+def change_in_place(path):
+    with path.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_an_edge_that_was_changed_on_disk_never_replaces_a_state_that_is_whole(tmp_path, is_saved):
+    groups, _, _ = planted(0)
+    tree = ParameterTree(LONG, cache=OnDisk(folder=tmp_path / "edges"))
+    tree.save(tmp_path / "saved")
+    tree.split(0, groups)
+    if is_saved:
+        tree.save(tmp_path / "saved")
+    change_in_place(next((tmp_path / "edges").iterdir()))
+    tree.place("new", 0)
+
+    with pytest.raises(DamagedFile, match="was changed while it was in use"):
+        tree.save(tmp_path / "saved")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if is_saved else "error", UsingPreviousState)
+        assert len(ParameterTree.load(tmp_path / "saved")) == 1
+
+
+@pytest.mark.parametrize("name", ["node-0-*", "edge-1-*"])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_damage_to_a_saved_tree_is_made_good_by_the_next_save(tmp_path, name, kind):
+    groups, _, _ = planted(0)
+    tree = ParameterTree(LONG, cache=caches(tmp_path)[kind])
+    tree.save(tmp_path / "saved")
+    tree.split(0, groups)
+    tree.save(tmp_path / "saved")
+    file = next((tmp_path / "saved").glob(name))
+    content = file.read_bytes()
+    file.unlink()  # what is mapped stays as it is
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    tree.place("new", 0)
+
+    tree.save(tmp_path / "saved")
+
+    for generation, num_clients in (("current", 19), ("previous", 18)):
+        state, files = read_generation(tmp_path / "saved", "tree", generation)
+        loaded = ParameterTree.from_state(state, files, cache=tree.cache)
+        assert len(loaded.client_ids) == num_clients
+        assert loaded[1].cached_updates["0-3"].tolist() == groups[0]["0-3"].tolist()
 
 
 def test_a_split_whose_files_cannot_be_written_does_not_happen(tmp_path):

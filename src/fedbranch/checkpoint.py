@@ -115,17 +115,22 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
     ------
     CannotWrite
         If the disk is full, or refuses for another reason. What was there is as it was.
+    DamagedFile
+        If a file of mapped tensors was changed while it was in use. What was there is as it was.
     """
     make_folder(folder)
+    # All files of the previous state were checked when it became that. What else is there already
+    # is read again before it is relied on, which every file that lasts is once.
+    checked = _in_use(folder, "previous") or set()
     try:
-        entries = {name: _written(folder, name, tensors) for name, tensors in files.items()}
+        entries = {n: _written(folder, n, tensors, checked) for n, tensors in files.items()}
         manifest = {name: entry for name, entry in entries.items() if entry is not None}
         document = {"schema": SCHEMA, "kind": kind, "tensors": manifest, "state": state}
         content = seal({**document, "generation": "current"})
         in_use = {entry["file"] for entry in manifest.values()}
         # A state that is saved again does not become its own predecessor.
         if not holds(folder / STATE_FILE, content):
-            _keep_current(folder, kind, just_checked=in_use)
+            _keep_current(folder, kind, checked=checked | in_use)
             replace_file(folder / STATE_FILE, content)
     except BaseException:
         # Half a state would take the room that the disk may lack.
@@ -218,15 +223,14 @@ def clear_leftovers(folder: Path) -> None:
     _clear_away(folder, except_for=known, only_temporary=None in in_use)
 
 
-def _written(folder: Path, name: str, tensors: Tensors) -> JSON | None:
+def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JSON | None:
     """Give the entry of a tensor file in the manifest; None if there is nothing in it."""
     if isinstance(tensors, MappedTensors):
-        return _put(folder, name, tensors)
+        return _put(folder, name, tensors, checked)
     lasting = tensors if isinstance(tensors, LastingTensors) else None
-    if lasting is not None and lasting.written is not None:
-        path = folder / lasting.written["file"]
-        if path.exists() and path.stat().st_size == lasting.written["bytes"]:
-            return lasting.written
+    written = None if lasting is None else lasting.written
+    if written is not None and _is_whole(folder, written, checked):
+        return written
     arrays = {k: np.ascontiguousarray(v) for k, v in dict(tensors).items()}
     if not arrays:
         return None
@@ -243,7 +247,7 @@ def _written(folder: Path, name: str, tensors: Tensors) -> JSON | None:
     return entry
 
 
-def _put(folder: Path, name: str, tensors: MappedTensors) -> JSON:
+def _put(folder: Path, name: str, tensors: MappedTensors, checked: set[str]) -> JSON:
     """Put a file that is on disk already into the folder, without loading it."""
     file_name = _file_name(name, tensors.sha256)
     entry: JSON = {
@@ -252,18 +256,16 @@ def _put(folder: Path, name: str, tensors: MappedTensors) -> JSON:
         "bytes": tensors.num_bytes,
         "mapped": True,
     }
-    path = folder / file_name
-    if not tensors.is_at(path) and not _is_whole(folder, entry, known=tensors.written == entry):
-        tensors.put(path)
-    tensors.written = entry
+    if not _is_whole(folder, entry, checked):
+        tensors.put(folder / file_name)
     return entry
 
 
-def _is_whole(folder: Path, entry: JSON, *, known: bool) -> bool:
-    """Whether the file of an entry is there and, unless that is known already, unchanged."""
+def _is_whole(folder: Path, entry: JSON, checked: set[str]) -> bool:
+    """Whether the file of an entry is there and, unless that was checked already, unchanged."""
     try:
         with _opened(folder, entry) as file:
-            if not known:
+            if entry["file"] not in checked:
                 _check_digest(file, entry)
     except DamagedFile:
         return False
@@ -274,18 +276,16 @@ def _file_name(name: str, digest: str) -> str:
     return f"{name}-{digest[:16]}.safetensors"
 
 
-def _keep_current(folder: Path, kind: str, *, just_checked: set[str]) -> None:
+def _keep_current(folder: Path, kind: str, *, checked: set[str]) -> None:
     """Make the current state the previous one, if it is whole.
 
     One that is damaged, or not there, must not take the place of one that may be whole.
     """
     try:
         document = _read_document(folder, kind, "current")
-        for entry in document["tensors"].values():
-            if entry["file"] not in just_checked:
-                with _opened(folder, entry) as file:
-                    _check_digest(file, entry)
     except DamagedFile:
+        return
+    if not all(_is_whole(folder, entry, checked) for entry in document["tensors"].values()):
         return
     replace_file(folder / FILES["previous"], seal({**document, "generation": "previous"}))
 
