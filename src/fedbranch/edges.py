@@ -20,6 +20,7 @@ from fedbranch.core.geometry import Array, cosine_similarity, to_numpy
 from fedbranch.core.sketch import SMALLEST_SIZE, Projection
 from fedbranch.errors import DamagedFile
 from fedbranch.files import JSON, make_folder, replace_file_in_parts
+from fedbranch.ids import encoded, packed, unpacked
 from fedbranch.mapped import MappedTensors, safetensors_header
 
 __all__ = [
@@ -114,6 +115,8 @@ class Edge(Mapping[str, Vector]):
         Whether the file goes when the edge goes.
     read
         What the updates were read from, if they lie in a checkpoint already.
+    read_ids
+        The same of the ids.
     """
 
     def __init__(
@@ -124,9 +127,11 @@ class Edge(Mapping[str, Vector]):
         dim: int = 0,
         is_ours: bool = False,
         read: Tensors | None = None,
+        read_ids: Tensors | None = None,
     ) -> None:
         self.dim = dim
-        self._row_of = {client_id: row for row, client_id in enumerate(client_ids)}
+        self._row_of = row_of = {client_id: row for row, client_id in enumerate(client_ids)}
+        self._ids = LastingTensors(lambda: packed(encoded(row_of)), read=read_ids)
         self._is_ours = is_ours
         self._mapped: MappedTensors | None = None
         self._tensors: Tensors
@@ -173,6 +178,11 @@ class Edge(Mapping[str, Vector]):
     def tensors(self) -> Tensors:
         """What is kept as one array, one row each: for checkpoints, in which it never changes."""
         return self._tensors
+
+    @property
+    def ids(self) -> Tensors:
+        """Whose the rows are, for checkpoints as well."""
+        return self._ids
 
     def similarities(self, updates: Vector) -> Vector:
         """Compare updates, of which as much is kept, with those on the edge.
@@ -356,22 +366,24 @@ def _cache_from_state(tree_state: object, folder: Path | None) -> EdgeCache | No
         raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error
 
 
-def restored_edge(
-    cache: EdgeCache, client_ids: Sequence[str], tensors: Tensors, *, dim: int | None
-) -> Edge:
+def restored_edge(cache: EdgeCache, ids: Tensors, tensors: Tensors, *, dim: int | None) -> Edge:
     """Make an edge of a saved one.
 
     Parameters
     ----------
     cache
         How the tree keeps its edges from now on.
-    client_ids
-        In the order of the rows.
-    tensors
-        What :attr:`Edge.tensors` were.
+    ids, tensors
+        What :attr:`Edge.ids` and :attr:`Edge.tensors` were.
     dim
         How long the updates were; None if that was not saved.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        If that cannot be.
     """
+    client_ids = unpacked(ids)
     matrix = tensors[NAME]
     if matrix.ndim != 2 or len(set(client_ids)) != len(matrix) or matrix.dtype != np.float32:
         raise ValueError(
@@ -379,12 +391,12 @@ def restored_edge(
         )
     dim = int(matrix.shape[1]) if dim is None else operator.index(dim)
     if isinstance(tensors, MappedTensors) and isinstance(cache, OnDisk):
-        edge = Edge(client_ids, tensors, dim=dim)
+        edge = Edge(client_ids, tensors, dim=dim, read_ids=ids)
     elif isinstance(cache, OnDisk):
         edge = keep(cache, dict(zip(client_ids, matrix, strict=True)))
     else:
         whole = np.array(matrix) if isinstance(tensors, MappedTensors) else matrix
-        edge = Edge(client_ids, whole, dim=dim, read=tensors)
+        edge = Edge(client_ids, whole, dim=dim, read=tensors, read_ids=ids)
     if edge.num_kept != num_kept(cache, dim):
         raise ValueError(
             f"cached updates of length {dim} have {edge.num_kept} numbers instead of "
