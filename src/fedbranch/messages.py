@@ -337,12 +337,14 @@ def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
     }
     if not ordered:
         return state, {}
-    columns: tuple[Column, ...] = ("vector", "compared", "buffers")
     replied = list(ordered.values())
+    columns: tuple[Column, ...] = ("vector", "compared", "buffers")
+    if all(reply.rows.compared is reply.rows.vector for reply in replied):
+        columns = ("vector", "buffers")
     tensors: dict[str, NDArray[Any]] = {name: to_numpy(stacked(replied, name)) for name in columns}
     if any(reply.has_halves for reply in replied):
         rows = [row for row, reply in enumerate(replied) if reply.has_halves]
-        tensors["half_difference"] = np.zeros_like(tensors["compared"])
+        tensors["half_difference"] = np.zeros_like(tensors.get("compared", tensors["vector"]))
         tensors["half_difference"][rows] = to_numpy(
             stacked([replied[row] for row in rows], "half_difference")
         )
@@ -362,13 +364,11 @@ def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
     """Rebuild replies from what :func:`replies_to_state` gave."""
     if not state:
         return {}
-    vector, compared = tensors["vector"], tensors["compared"]
-    is_sketched = "lengths" in tensors
-    if not is_sketched and np.array_equal(vector, compared):
-        compared = vector
+    vector = tensors["vector"]
+    are_updates = not {"compared", "lengths"} & set(tensors)
     rows = Rows(
         vector=vector,
-        compared=compared,
+        compared=vector if are_updates else tensors["compared"],
         buffers=tensors["buffers"],
         half_difference=tensors.get("half_difference"),
         signal=tensors.get("signal"),
