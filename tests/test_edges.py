@@ -520,6 +520,32 @@ def test_a_round_whose_split_cannot_be_written_can_be_tried_again(tmp_path):
         assert np.array_equal(leaf.params, other.params)
 
 
+def test_two_servers_may_split_alike_at_once_in_one_folder(tmp_path):
+    groups, pulls, rng = planted(0)
+    cache = OnDisk(folder=tmp_path)
+    one, other = (ParameterTree(LONG, cache=cache) for _ in range(2))
+
+    class Disturbed:
+        shape = (LONG,)
+
+        def __array__(self, dtype=None, copy=None):
+            if not other.root.is_leaf:
+                other.undo_split(0)
+            other.split(0, groups)
+            return groups[0]["0-0"]
+
+    one.split(0, [{**groups[0], "0-0": Disturbed()}, *groups[1:]])
+
+    _, updates = newcomers(pulls, rng, 9)
+    assert len(files_in(tmp_path)) == 3
+    assert one.descend_all(0, updates) == other.descend_all(0, updates)
+    other.undo_split(0)
+    one.save(tmp_path / "saved")
+    assert ParameterTree.load(tmp_path / "saved").descend_all(0, updates) == one.descend_all(
+        0, updates
+    )
+
+
 PEAK = r"""
     import re, sys
     from pathlib import Path

@@ -32,6 +32,7 @@ from fedbranch.files import (
     read_sealed,
     replace_file,
     seal,
+    tensor_file_name,
 )
 from fedbranch.mapped import MOST_HEADER_BYTES, MappedTensors
 
@@ -238,7 +239,7 @@ def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JS
 
     content = safetensors.numpy.save(arrays)
     digest = hashlib.sha256(content).hexdigest()
-    file_name = _file_name(name, digest)
+    file_name = tensor_file_name(name, digest)
     if not holds(folder / file_name, content):
         replace_file(folder / file_name, content)
     entry = {"file": file_name, "sha256": digest, "bytes": len(content)}
@@ -249,7 +250,7 @@ def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JS
 
 def _put(folder: Path, name: str, tensors: MappedTensors, checked: set[str]) -> JSON:
     """Put a file that is on disk already into the folder, without loading it."""
-    file_name = _file_name(name, tensors.sha256)
+    file_name = tensor_file_name(name, tensors.sha256)
     entry: JSON = {
         "file": file_name,
         "sha256": tensors.sha256,
@@ -270,10 +271,6 @@ def _is_whole(folder: Path, entry: JSON, checked: set[str]) -> bool:
     except DamagedFile:
         return False
     return True
-
-
-def _file_name(name: str, digest: str) -> str:
-    return f"{name}-{digest[:16]}.safetensors"
 
 
 def _keep_current(folder: Path, kind: str, *, checked: set[str]) -> None:
@@ -343,7 +340,7 @@ def _check_entry(name: str, entry: JSON) -> None:
     if not TENSORS.fullmatch(name):
         raise ValueError(f"{name[:100]!r} is no name for tensors")
     digest, num_bytes = entry["sha256"], entry["bytes"]
-    if not re.fullmatch("[0-9a-f]{64}", digest) or entry["file"] != _file_name(name, digest):
+    if not re.fullmatch("[0-9a-f]{64}", digest) or entry["file"] != tensor_file_name(name, digest):
         raise ValueError(f"the file {str(entry['file'])[:100]!r} is not named by its content")
     if type(num_bytes) is not int or num_bytes < 0:
         raise ValueError(f"{entry['file']} is to have {num_bytes!r} bytes")

@@ -6,7 +6,6 @@ reads it an edge is a mapping from client ids to what is kept of their updates.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from fedbranch.checkpoint import LastingTensors, Tensors
 from fedbranch.core.geometry import Array, cosine_similarity, to_numpy
 from fedbranch.core.sketch import SMALLEST_SIZE, Projection
 from fedbranch.errors import DamagedFile
-from fedbranch.files import JSON, make_folder, replace_file_in_parts
+from fedbranch.files import JSON, add_tensor_file, make_folder
 from fedbranch.ids import encoded, packed, unpacked
 from fedbranch.mapped import MappedTensors, safetensors_header
 
@@ -272,21 +271,18 @@ def keep(cache: EdgeCache, updates: Mapping[str, Array | None]) -> Edge:
 
 def _on_disk(folder: Path, vectors: Sequence[Array], dim: int) -> MappedTensors:
     """Write updates to a file that is named by its content, and map it."""
+    header = safetensors_header(NAME, (len(vectors), dim))
 
     def parts() -> Iterator[bytes | memoryview]:
-        yield safetensors_header(NAME, (len(vectors), dim))
+        yield header
         for block in _blocks(vectors, dim):
             yield block.data.cast("B")
 
     make_folder(folder)
-    digest, num_bytes = hashlib.sha256(), 0
-    for part in parts():
-        digest.update(part)
-        num_bytes += len(part)
-    path = folder / f"edge-{digest.hexdigest()[:16]}.safetensors"
-    replace_file_in_parts(path, parts(), num_bytes)
-    with path.open("rb") as file:
-        return MappedTensors(file, path, sha256=digest.hexdigest())
+    num_bytes = len(header) + 4 * dim * len(vectors)
+    file, path, digest = add_tensor_file(folder, "edge", parts(), num_bytes)
+    with file:
+        return MappedTensors(file, path, sha256=digest)
 
 
 def _blocks(vectors: Sequence[Array], dim: int) -> Iterator[Vector]:
