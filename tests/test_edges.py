@@ -640,6 +640,43 @@ def test_a_server_goes_on_to_the_same_bytes_after_loading(kind, stop, tmp_path):
     assert fingerprint(Server.load(tmp_path / "saved")) == fingerprint(undisturbed)
 
 
+@pytest.mark.parametrize("can_link", [True, False])
+def test_a_loaded_server_goes_on_with_the_files_of_the_one_before(tmp_path, monkeypatch, can_link):
+    if not can_link:
+        monkeypatch.setattr(os, "link", refuse)
+    groups, pulls, rng = planted(0)
+    _, updates = newcomers(pulls, rng, 9)
+    cache = OnDisk(folder=tmp_path / "edges")
+    tree = split_tree(cache, groups)
+    tree.save(tmp_path / "saved")
+    expected, saved = tree.descend_all(0, updates), files_in(tmp_path / "saved")
+
+    loaded = ParameterTree.load(tmp_path / "saved", cache=cache)
+
+    assert loaded.descend_all(0, updates) == expected
+    loaded.save(tmp_path / "saved")
+    assert files_in(tmp_path / "saved") == saved
+    loaded.undo_split(0)
+    assert files_in(tmp_path / "edges") == []
+    assert tree.descend_all(0, updates) == expected  # had it not ended
+    assert ParameterTree.load(tmp_path / "saved").descend_all(0, updates) == expected
+
+
+def test_a_changed_file_of_the_server_before_is_not_used(tmp_path):
+    groups, pulls, rng = planted(0)
+    _, updates = newcomers(pulls, rng, 9)
+    cache = OnDisk(folder=tmp_path / "edges")
+    tree = split_tree(cache, groups)
+    tree.save(tmp_path / "saved")
+    expected = tree.descend_all(0, updates)
+    for path in (tmp_path / "edges").iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[:-4] + b"1234")
+
+    assert ParameterTree.load(tmp_path / "saved", cache=cache).descend_all(0, updates) == expected
+
+
 def test_an_undone_split_goes_from_the_disk_after_loading_as_well(tmp_path):
     clients = QuadraticClients(2, 4)
     rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5)

@@ -18,7 +18,14 @@ from fedbranch.checkpoint import LastingTensors, Tensors
 from fedbranch.core.geometry import Array, cosine_similarity, to_numpy
 from fedbranch.core.sketch import SMALLEST_SIZE, Projection
 from fedbranch.errors import DamagedFile
-from fedbranch.files import JSON, add_tensor_file, make_folder
+from fedbranch.files import (
+    JSON,
+    add_tensor_file,
+    digest_of,
+    make_folder,
+    open_plain,
+    tensor_file_name,
+)
 from fedbranch.ids import encoded, packed, unpacked
 from fedbranch.mapped import MappedTensors, safetensors_header
 
@@ -85,8 +92,9 @@ class OnDisk:
     ----------
     folder
         Where the files are; made if it is not there. Best one of its own for every server, on
-        the disk that checkpoints go to: they then share the files. What is left in it when
-        nobody uses the server any more can be removed.
+        the disk that checkpoints go to: they then share the files. A server that is loaded with
+        the folder of one that has ended goes on with its files. What is left in it when nobody
+        uses the server any more can be removed.
     """
 
     folder: str | Path
@@ -285,6 +293,18 @@ def _on_disk(folder: Path, vectors: Sequence[Array], dim: int) -> MappedTensors:
         return MappedTensors(file, path, sha256=digest)
 
 
+def _left_in(folder: Path, saved: MappedTensors) -> MappedTensors | None:
+    """Give the file of a saved edge that a server which has ended left in a cache's folder."""
+    path = folder / tensor_file_name("edge", saved.sha256)
+    try:
+        with open_plain(path, num_bytes=saved.num_bytes, may_be_link=False) as file:
+            if saved.is_at(path) or digest_of(file, saved.num_bytes) == saved.sha256:
+                return MappedTensors(file, path, sha256=saved.sha256)
+    except (FileNotFoundError, DamagedFile):
+        pass  # the saved one is used where it is
+    return None
+
+
 def _blocks(vectors: Sequence[Array], dim: int) -> Iterator[Vector]:
     """Give vectors as matrices of some rows each, on the host."""
     rows_at_once = _rows_at_once(dim)
@@ -387,7 +407,9 @@ def restored_edge(cache: EdgeCache, ids: Tensors, tensors: Tensors, *, dim: int 
         )
     dim = int(matrix.shape[1]) if dim is None else operator.index(dim)
     if isinstance(tensors, MappedTensors) and isinstance(cache, OnDisk):
-        edge = Edge(client_ids, tensors, dim=dim, read_ids=ids)
+        own = _left_in(Path(cache.folder), tensors)
+        there = tensors if own is None else own
+        edge = Edge(client_ids, there, dim=dim, is_ours=own is not None, read_ids=ids)
     elif isinstance(cache, OnDisk):
         edge = keep(cache, dict(zip(client_ids, matrix, strict=True)))
     else:
