@@ -90,6 +90,7 @@ def test_writing_again_repairs_a_damaged_file(folder):
 def test_what_a_crash_left_half_way_is_cleared_away(folder):
     (folder / f"changing-{'0' * 16}.safetensors").write_bytes(b"")
     (folder / f"node-3-{'0' * 16}.safetensors.tmp").write_bytes(b"")
+    (folder / f"held-3-4-{'0' * 16}.safetensors").write_bytes(b"")
     (folder / "previous.json.tmp").write_bytes(b"")
 
     write(folder, 2)

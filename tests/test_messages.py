@@ -19,6 +19,7 @@ from fedbranch.messages import (
     one_line,
     replies_from_state,
     replies_to_state,
+    replies_to_tensors,
     shortened,
     stacked,
 )
@@ -511,7 +512,7 @@ def test_kept_replies_with_short_signals_survive_being_saved():
         "b": check_update(Update(GOOD[:4], 1, signal=-short), expected),
     }
 
-    rebuilt = replies_from_state(*replies_to_state(replies))
+    rebuilt = replies_from_state(replies_to_state(replies), replies_to_tensors(replies))
 
     for client_id, reply in replies.items():
         again = rebuilt[client_id]
@@ -530,8 +531,8 @@ def test_kept_replies_are_saved_without_what_is_there_already(compares_signal):
     update = Update(vector, 1, signal=vector.copy(), half_difference=2 * vector)
     replies = {"a": check_update(update, expected), "b": check_update(update, expected)}
 
-    state, tensors = replies_to_state(replies)
-    rebuilt = replies_from_state(state, tensors)
+    tensors = replies_to_tensors(replies)
+    rebuilt = replies_from_state(replies_to_state(replies), tensors)
 
     # A signal that happens to be the update is still a signal, along which nobody steps.
     assert ("compared" in tensors) == compares_signal

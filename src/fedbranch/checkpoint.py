@@ -57,10 +57,10 @@ Generation = Literal["current", "previous"]
 SCHEMA = 3
 STATE_FILE = "state.json"
 FILES: dict[Generation, str] = {"current": STATE_FILE, "previous": "previous.json"}
-TENSORS = re.compile(r"[a-z]+(-\d{1,18})?")
+TENSORS = re.compile(r"[a-z]+(-\d{1,18}){0,2}")
 # Files that we may remove: others may keep theirs in the same folder.
 OUR_FILES = re.compile(
-    r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?|(state|previous)\.json\.tmp"
+    r"[a-z]+(-\d+){0,2}-[0-9a-f]{16}\.safetensors(\.tmp)?|(state|previous)\.json\.tmp"
 )
 
 
@@ -87,6 +87,10 @@ class LastingTensors(Mapping[str, NDArray[Any]]):
         self._make = make
         # Its entry in the manifest, once there is a file.
         self.written = read.written if isinstance(read, ReadTensors) else None
+
+    def made(self) -> Tensors:
+        """Make all of them at once."""
+        return self._make()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._make()[name]
@@ -232,7 +236,8 @@ def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JS
     written = None if lasting is None else lasting.written
     if written is not None and _is_whole(folder, written, checked):
         return written
-    arrays = {k: np.ascontiguousarray(v) for k, v in dict(tensors).items()}
+    made = tensors if lasting is None else lasting.made()
+    arrays = {k: np.ascontiguousarray(v) for k, v in made.items()}
     if not arrays:
         return None
     import safetensors.numpy  # here, so that training without files needs no safetensors
