@@ -137,6 +137,7 @@ def entry(file, sha256="0" * 64, num_bytes=8):
         (lambda folder: (folder / "state.json").write_bytes(b"\xff\xfe"), "cannot be read"),
         (lambda folder: edit_state(folder, schema=99), "schema 99"),
         (lambda folder: edit_state(folder, kind="tree"), "holds a saved tree"),
+        (lambda folder: edit_state(folder, state=None), "its state is no JSON object"),
         (lambda folder: edit_state(folder, generation="previous"), "saved as the previous one"),
         (
             lambda folder: edit_state(folder, tensors={"x": entry("../../etc/passwd")}),

@@ -334,7 +334,8 @@ def _read_document(folder: Path, kind: str, generation: Generation) -> JSON:
             )
         for name, entry in document["tensors"].items():
             _check_entry(name, entry)
-        document["state"]  # it must be there
+        if not isinstance(document["state"], dict):
+            raise ValueError("its state is no JSON object")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} cannot be read as a saved {kind}: {error!r}") from error
     return document
