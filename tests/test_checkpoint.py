@@ -90,6 +90,7 @@ def test_writing_again_repairs_a_damaged_file(folder):
 def test_what_a_crash_left_half_way_is_cleared_away(folder):
     (folder / f"changing-{'0' * 16}.safetensors").write_bytes(b"")
     (folder / f"node-3-{'0' * 16}.safetensors.tmp").write_bytes(b"")
+    (folder / f"held-3-4-{'0' * 16}.safetensors").write_bytes(b"")
     (folder / "previous.json.tmp").write_bytes(b"")
 
     write(folder, 2)
@@ -108,8 +109,8 @@ def truncate(folder):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip_a_bit(folder):
-    path = next(folder.glob("fixed-*"))
+def flip_a_bit(folder, name="fixed-*"):
+    path = next(folder.glob(name))
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
@@ -136,6 +137,7 @@ def entry(file, sha256="0" * 64, num_bytes=8):
         (lambda folder: (folder / "state.json").write_bytes(b"\xff\xfe"), "cannot be read"),
         (lambda folder: edit_state(folder, schema=99), "schema 99"),
         (lambda folder: edit_state(folder, kind="tree"), "holds a saved tree"),
+        (lambda folder: edit_state(folder, state=None), "its state is no JSON object"),
         (lambda folder: edit_state(folder, generation="previous"), "saved as the previous one"),
         (
             lambda folder: edit_state(folder, tensors={"x": entry("../../etc/passwd")}),
@@ -265,3 +267,56 @@ def test_what_lasts_is_written_again_if_its_file_is_gone_or_cut(tmp_path, conten
     write_checkpoint(tmp_path, "server", {}, {"edge-1": edge})
 
     assert read_checkpoint(tmp_path, "server")[1]["edge-1"]["x"].tolist() == [1.0]
+
+
+@pytest.fixture
+def read_again(monkeypatch):
+    """Names of the tensor files that were read to compare their SHA-256."""
+    import fedbranch.checkpoint as module
+
+    names, original = [], module._check_digest
+
+    def counting(file, entry):
+        names.append(entry["file"].split("-")[0])
+        original(file, entry)
+
+    monkeypatch.setattr(module, "_check_digest", counting)
+    return names
+
+
+def test_what_lasts_is_read_again_once_before_a_state_becomes_the_previous_one(
+    tmp_path, read_again
+):
+    edge = lasting([])
+    counts = []
+
+    for number in range(5):
+        write_checkpoint(tmp_path, "test", {"number": number}, {"edge-1": edge})
+        counts.append(read_again.count("edge"))
+
+    assert counts == [0, 1, 1, 1, 1]
+
+
+def test_what_lasts_is_written_again_if_its_file_was_changed(tmp_path):
+    first, second = lasting([], value=1.0), lasting([], value=2.0)
+    write_checkpoint(tmp_path, "test", {"number": 0}, {"edge-1": first})
+    write_checkpoint(tmp_path, "test", {"number": 1}, {"edge-1": first, "edge-2": second})
+    flip_a_bit(tmp_path, "edge-2-*")
+
+    write_checkpoint(tmp_path, "test", {"number": 2}, {"edge-1": first, "edge-2": second})
+
+    for generation, number in (("current", 2), ("previous", 1)):
+        state, files = read_generation(tmp_path, "test", generation)
+        assert state == {"number": number}
+        assert files["edge-2"]["x"].tolist() == [2.0]
+
+
+def test_a_state_whose_lasting_file_was_changed_does_not_replace_the_one_before(tmp_path):
+    gone = lasting([])
+    write_checkpoint(tmp_path, "test", {"number": 0}, {})
+    write_checkpoint(tmp_path, "test", {"number": 1}, {"edge-1": gone})
+    flip_a_bit(tmp_path, "edge-1-*")
+
+    write_checkpoint(tmp_path, "test", {"number": 2}, {})
+
+    assert read_generation(tmp_path, "test", "previous")[0] == {"number": 0}

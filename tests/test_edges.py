@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from fedbranch import (
     Thresholds,
     cosine_similarity,
 )
+from fedbranch.checkpoint import read_generation
 from fedbranch.core.sketch import Projection
 from fedbranch.edges import BLOCK_BYTES, keep, kept
+from fedbranch.errors import UsingPreviousState
 from fedbranch.rules.credibility import opposed_moves
 
 LONG = 3000  # numbers of an update, many more than of a sketch
@@ -423,6 +426,54 @@ def test_files_that_are_removed_while_they_are_in_use_are_saved_all_the_same(tmp
         assert all(np.array_equal(loaded[child_id].cached_updates[i], group[i]) for i in group)
 
 
+def change_in_place(path):
+    with path.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_an_edge_that_was_changed_on_disk_never_replaces_a_state_that_is_whole(tmp_path, is_saved):
+    groups, _, _ = planted(0)
+    tree = ParameterTree(LONG, cache=OnDisk(folder=tmp_path / "edges"))
+    tree.save(tmp_path / "saved")
+    tree.split(0, groups)
+    if is_saved:
+        tree.save(tmp_path / "saved")
+    change_in_place(next((tmp_path / "edges").iterdir()))
+    tree.place("new", 0)
+
+    with pytest.raises(DamagedFile, match="was changed while it was in use"):
+        tree.save(tmp_path / "saved")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if is_saved else "error", UsingPreviousState)
+        assert len(ParameterTree.load(tmp_path / "saved")) == 1
+
+
+@pytest.mark.parametrize("name", ["node-0-*", "edge-1-*"])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_damage_to_a_saved_tree_is_made_good_by_the_next_save(tmp_path, name, kind):
+    groups, _, _ = planted(0)
+    tree = ParameterTree(LONG, cache=caches(tmp_path)[kind])
+    tree.save(tmp_path / "saved")
+    tree.split(0, groups)
+    tree.save(tmp_path / "saved")
+    file = next((tmp_path / "saved").glob(name))
+    content = file.read_bytes()
+    file.unlink()  # what is mapped stays as it is
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    tree.place("new", 0)
+
+    tree.save(tmp_path / "saved")
+
+    for generation, num_clients in (("current", 19), ("previous", 18)):
+        state, files = read_generation(tmp_path / "saved", "tree", generation)
+        loaded = ParameterTree.from_state(state, files, cache=tree.cache)
+        assert len(loaded.client_ids) == num_clients
+        assert loaded[1].cached_updates["0-3"].tolist() == groups[0]["0-3"].tolist()
+
+
 def test_a_split_whose_files_cannot_be_written_does_not_happen(tmp_path):
     groups, _, _ = planted(0)
     tree = ParameterTree(LONG, cache=OnDisk(folder=tmp_path / "edges"))
@@ -467,6 +518,32 @@ def test_a_round_whose_split_cannot_be_written_can_be_tried_again(tmp_path):
     assert server.clusters == undisturbed.clusters
     for leaf, other in zip(server.tree.leaves, undisturbed.tree.leaves, strict=True):
         assert np.array_equal(leaf.params, other.params)
+
+
+def test_two_servers_may_split_alike_at_once_in_one_folder(tmp_path):
+    groups, pulls, rng = planted(0)
+    cache = OnDisk(folder=tmp_path)
+    one, other = (ParameterTree(LONG, cache=cache) for _ in range(2))
+
+    class Disturbed:
+        shape = (LONG,)
+
+        def __array__(self, dtype=None, copy=None):
+            if not other.root.is_leaf:
+                other.undo_split(0)
+            other.split(0, groups)
+            return groups[0]["0-0"]
+
+    one.split(0, [{**groups[0], "0-0": Disturbed()}, *groups[1:]])
+
+    _, updates = newcomers(pulls, rng, 9)
+    assert len(files_in(tmp_path)) == 3
+    assert one.descend_all(0, updates) == other.descend_all(0, updates)
+    other.undo_split(0)
+    one.save(tmp_path / "saved")
+    assert ParameterTree.load(tmp_path / "saved").descend_all(0, updates) == one.descend_all(
+        0, updates
+    )
 
 
 PEAK = r"""
@@ -561,6 +638,43 @@ def test_a_server_goes_on_to_the_same_bytes_after_loading(kind, stop, tmp_path):
     assert len(undisturbed.tree) > 1
     assert fingerprint(loaded) == fingerprint(undisturbed)
     assert fingerprint(Server.load(tmp_path / "saved")) == fingerprint(undisturbed)
+
+
+@pytest.mark.parametrize("can_link", [True, False])
+def test_a_loaded_server_goes_on_with_the_files_of_the_one_before(tmp_path, monkeypatch, can_link):
+    if not can_link:
+        monkeypatch.setattr(os, "link", refuse)
+    groups, pulls, rng = planted(0)
+    _, updates = newcomers(pulls, rng, 9)
+    cache = OnDisk(folder=tmp_path / "edges")
+    tree = split_tree(cache, groups)
+    tree.save(tmp_path / "saved")
+    expected, saved = tree.descend_all(0, updates), files_in(tmp_path / "saved")
+
+    loaded = ParameterTree.load(tmp_path / "saved", cache=cache)
+
+    assert loaded.descend_all(0, updates) == expected
+    loaded.save(tmp_path / "saved")
+    assert files_in(tmp_path / "saved") == saved
+    loaded.undo_split(0)
+    assert files_in(tmp_path / "edges") == []
+    assert tree.descend_all(0, updates) == expected  # had it not ended
+    assert ParameterTree.load(tmp_path / "saved").descend_all(0, updates) == expected
+
+
+def test_a_changed_file_of_the_server_before_is_not_used(tmp_path):
+    groups, pulls, rng = planted(0)
+    _, updates = newcomers(pulls, rng, 9)
+    cache = OnDisk(folder=tmp_path / "edges")
+    tree = split_tree(cache, groups)
+    tree.save(tmp_path / "saved")
+    expected = tree.descend_all(0, updates)
+    for path in (tmp_path / "edges").iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[:-4] + b"1234")
+
+    assert ParameterTree.load(tmp_path / "saved", cache=cache).descend_all(0, updates) == expected
 
 
 def test_an_undone_split_goes_from_the_disk_after_loading_as_well(tmp_path):

@@ -1,9 +1,11 @@
+import hashlib
 import json
 
 import pytest
 
 from fedbranch.errors import CannotWrite, DamagedFile, FedbranchError
 from fedbranch.files import (
+    add_tensor_file,
     append_line,
     link_file,
     open_plain,
@@ -85,6 +87,44 @@ def test_a_file_in_parts_is_there_as_a_whole_or_not_at_all(tmp_path):
 
     assert path.read_bytes() == b"12345"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_many_may_write_the_same_file_at_once_if_it_is_named_by_its_content(tmp_path):
+    found = []
+
+    def parts(depth):
+        yield b"12"
+        if depth:  # another one writes all of it meanwhile
+            write(depth - 1)
+        yield memoryview(b"345")
+
+    def write(depth):
+        file, path, digest = add_tensor_file(tmp_path, "edge", parts(depth), 5)
+        with file:
+            path.unlink()  # another one needs it no longer
+            found.append((file.read(), path.name, digest))
+
+    write(2)
+
+    digest = hashlib.sha256(b"12345").hexdigest()
+    assert found == [(b"12345", f"edge-{digest[:16]}.safetensors", digest)] * 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_crash_left_of_a_file_named_by_its_content_is_removed_with_the_next(tmp_path):
+    left = tmp_path / f"edge-{'0' * 16}.safetensors.tmp"
+    left.write_bytes(b"half")
+    (tmp_path / "edge-mine.tmp").write_bytes(b"precious")
+
+    def parts():
+        yield b"1"
+        assert not left.exists()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add_tensor_file(tmp_path, "edge", parts(), 1)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["edge-mine.tmp"]
 
 
 def test_a_linked_file_is_the_same_file_and_stays_when_the_first_name_goes(tmp_path):

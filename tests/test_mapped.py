@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedbranch.mapped import MappedTensors, safetensors_header
 
 def mapped(path):
     with path.open("rb") as file:
-        return MappedTensors(file, path, sha256="0" * 64)
+        return MappedTensors(file, path, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def drawn(*shape):
@@ -70,6 +71,20 @@ def test_a_mapped_file_can_be_removed_or_replaced(tmp_path):
     assert path.read_bytes() == b"something else"
     assert np.array_equal(found["x"], tensor)
     assert np.array_equal(safetensors.numpy.load_file(tmp_path / "copy")["x"], tensor)
+
+
+def test_a_file_that_was_changed_while_it_was_in_use_is_not_put_elsewhere(tmp_path):
+    path = tmp_path / "file"
+    safetensors.numpy.save_file({"x": drawn(4, 4)}, path)
+    found = mapped(path)
+    with path.open("r+b") as file:
+        file.seek(-3, 2)
+        file.write(b"x")
+
+    with pytest.raises(DamagedFile, match="file was changed while it was in use"):
+        found.put(tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
 
 
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}

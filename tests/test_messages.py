@@ -19,6 +19,7 @@ from fedbranch.messages import (
     one_line,
     replies_from_state,
     replies_to_state,
+    replies_to_tensors,
     shortened,
     stacked,
 )
@@ -511,7 +512,7 @@ def test_kept_replies_with_short_signals_survive_being_saved():
         "b": check_update(Update(GOOD[:4], 1, signal=-short), expected),
     }
 
-    rebuilt = replies_from_state(*replies_to_state(replies))
+    rebuilt = replies_from_state(replies_to_state(replies), replies_to_tensors(replies))
 
     for client_id, reply in replies.items():
         again = rebuilt[client_id]
@@ -519,6 +520,35 @@ def test_kept_replies_with_short_signals_survive_being_saved():
         assert again.has_halves == reply.has_halves
         assert again.rows.vector[again.row].tolist() == GOOD[:4].tolist()
     assert rebuilt["a"].rows.half_difference[rebuilt["a"].row].tolist() == [6, 8]
+
+
+@pytest.mark.parametrize("compares_signal", [False, True])
+def test_kept_replies_are_saved_without_what_is_there_already(compares_signal):
+    expected = Expected(
+        num_params=4, num_buffers=0, compares_signal=compares_signal, max_examples=10
+    )
+    vector = GOOD[:4]
+    update = Update(vector, 1, signal=vector.copy(), half_difference=2 * vector)
+    replies = {"a": check_update(update, expected), "b": check_update(update, expected)}
+
+    tensors = replies_to_tensors(replies)
+    rebuilt = replies_from_state(replies_to_state(replies), tensors)
+
+    # A signal that happens to be the update is still a signal, along which nobody steps.
+    assert ("compared" in tensors) == compares_signal
+    for client_id, reply in replies.items():
+        again = rebuilt[client_id]
+        assert again.rows.compares_update == reply.rows.compares_update == (not compares_signal)
+        assert again.compared.tolist() == vector.tolist()
+        assert again.rows.half_difference[again.row].tolist() == (2 * vector).tolist()
+
+
+def test_kept_sketches_that_are_not_there_are_noticed():
+    state = {"a": {"weight": 1.0, "metrics": {}, "has_halves": False}}
+    tensors = {name: np.zeros((1, 3), dtype=np.float32) for name in ("vector", "buffers")}
+
+    with pytest.raises(KeyError, match="compared"):
+        replies_from_state(state, {**tensors, "lengths": np.ones((1, 3))})
 
 
 def test_a_row_whose_numbers_fail_is_refused_alone():

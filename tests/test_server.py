@@ -677,6 +677,83 @@ def test_a_reply_from_before_a_restart_is_refused_if_the_parameters_went_another
     assert "computed at other parameters" in record.refused["c"]
 
 
+def holding_server(num_rounds, folder=None):
+    """A cluster that collects two replies a round; it is saved after each."""
+    server = Server(2, rule=Thresholds(eps_mean=0.5, eps_max=1, gamma_max=0.5, coverage=1.0))
+    server.join(f"c{n}" for n in range(20))
+    for number in range(num_rounds):
+        ids = [f"c{2 * number}", f"c{2 * number + 1}"]
+        server.plan(ids)
+        record = server.step(
+            {i: Update(np.float32([2 * n - 1, 0.25]), 1) for n, i in enumerate(ids)}
+        )
+        assert record.decisions[0].verdict == "hold"
+        if folder is not None:
+            server.save(folder)
+    return server
+
+
+def held_files(folder):
+    return {path.name.rsplit("-", 1)[0]: path.stat().st_ino for path in folder.glob("held-*")}
+
+
+def test_replies_that_are_held_are_written_once(tmp_path):
+    holding_server(3, tmp_path)
+    before = held_files(tmp_path)
+    server = Server.load(tmp_path)
+    server.plan(["c6"])
+    server.step({"c6": Update(np.float32([-1, 0.25]), 1)})
+
+    server.save(tmp_path)
+
+    after = held_files(tmp_path)
+    assert {"held-0-1", "held-0-2", "held-0-3"} == before.keys()
+    assert after.keys() == before.keys() | {"held-0-4"}
+    assert all(after[name] == before[name] for name in before)
+
+
+def test_when_a_server_was_saved_does_not_show_in_what_it_holds(tmp_path):
+    often, once = holding_server(4, tmp_path / "often"), holding_server(4)
+    for server in (often, once):
+        server.remove(["c2", "c4", "c5"])
+    often.save(tmp_path / "often")
+
+    loaded = Server.load(tmp_path / "often")
+
+    assert fingerprint(often) == fingerprint(once) == fingerprint(loaded)
+    state, files = once.to_state()
+    assert [list(held) for held in state["cases"]["0"]["held"].values()] == [
+        ["c0", "c1"],
+        ["c3"],
+        ["c6", "c7"],
+    ]
+    assert files["held-0-2"]["vector"].tolist() == [[1, 0.25]]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda held, _: held.update({"3": held["1"]}),
+        lambda held, _: held.update({"2": held["1"]}),
+        lambda held, _: held.update({"x": held.pop("1")}),
+        lambda held, _: held.update({"1": {}}),
+        lambda held, _: held["1"].update(c9=held["1"]["c0"]),
+        lambda held, _: held["1"].update(c0=None),
+        lambda held, _: held.update({"1": None}),
+        lambda _, files: files.pop("held-0-1"),
+        lambda _, files: files.update({"held-0-1": {}}),
+        lambda _, files: files.update({"held-0-1": {"vector": np.ones((2, 2))}}),
+        lambda _, files: files.update({"held-0-1": {"vector": np.float32(1)}}),
+    ],
+)
+def test_held_replies_that_cannot_be_are_refused(edit):
+    state, files = holding_server(2).to_state()
+    edit(state["cases"]["0"]["held"], files)
+
+    with pytest.raises(DamagedFile, match="contradicts itself"):
+        Server.from_state(state, files)
+
+
 def test_numbers_of_other_libraries_can_be_saved(tmp_path):
     rule = Thresholds(
         eps_mean=np.float32(0.5), eps_max=1, gamma_max=0.5, min_cluster_size=np.int64(2)

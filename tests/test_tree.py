@@ -289,7 +289,12 @@ def test_a_loaded_tree_can_go_on(tree, tmp_path):
         lambda state: state["nodes"][3].update(id=-1),
         lambda state: state["nodes"][3].update(id=2**31),
         lambda state: state["nodes"][3].update(id="3"),
-        lambda state: state["nodes"][1].update(cached_client_ids=["a"]),
+        lambda state: state["nodes"][1].update(num_cached=1),
+        lambda state: state["nodes"][1].update(num_cached=0),
+        lambda state: state["nodes"][1].update(num_cached=2.0),
+        lambda state: state["nodes"][1].update(num_cached=None),
+        lambda state: state["nodes"][0].update(num_cached=2),
+        lambda state: state["nodes"][1].pop("num_cached"),
         lambda state: state.pop("clients"),
         lambda state: state.update(nodes=None),
     ],
@@ -303,6 +308,63 @@ def test_a_saved_tree_that_contradicts_itself_is_refused(tree, tmp_path, edit):
 
     with pytest.raises(DamagedFile, match="contradicts itself"):
         ParameterTree.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda files: files.pop("ids-1"),
+        lambda files: files.pop("edge-1"),
+        lambda files: files.update({"ids-1": files["ids-2"]}),
+        lambda files: files.update({"ids-1": {"packed": files["ids-1"]["packed"]}}),
+        lambda files: files.update({"ids-1": ids_of(b"aa", 1, 2)}),
+        lambda files: files.update({"ids-1": ids_of(b"abc", 1, 2)}),
+        lambda files: files.update({"ids-1": ids_of(b"ab", 2, 1)}),
+        lambda files: files.update({"ids-1": ids_of(b"ab", 1, 4)}),
+        lambda files: files.update({"ids-1": ids_of("aä".encode(), 2, 3)}),
+        lambda files: files.update({"ids-1": ids_of(b"a\xff", 1, 2)}),
+        lambda files: files.update({"ids-1": {**ids_of(b"ab", 1, 2), "ends": [1, 2]}}),
+        lambda files: files.update({"ids-1": {**ids_of(b"ab", 1, 2), "ends": np.ones((2, 1))}}),
+    ],
+)
+def test_ids_that_no_edge_can_have_are_refused(tree, edit):
+    state, files = tree.to_state()
+    edit(files)
+
+    with pytest.raises(DamagedFile, match="contradicts itself"):
+        ParameterTree.from_state(state, files)
+
+
+def ids_of(content, *ends):
+    return {"packed": np.frombuffer(content, dtype=np.uint8), "ends": np.uint32(ends)}
+
+
+def test_any_id_is_loaded_as_it_was(tmp_path):
+    ids = ["a", "", "ä", "\ud800", "日本", "b\0", "x" * 5000]
+    tree = ParameterTree(2)
+    tree.split(0, [dict.fromkeys(ids, EAST), {"else": WEST}])
+
+    tree.save(tmp_path)
+
+    assert list(ParameterTree.load(tmp_path)[1].cached_updates) == ids
+
+
+def test_what_a_save_writes_does_not_grow_with_the_clients_on_edges(tmp_path):
+    num_bytes = []
+    for num_clients in (100, 10_000):
+        tree, folder = ParameterTree(1), tmp_path / str(num_clients)
+        ids = [f"client-{n}" for n in range(num_clients)]
+        tree.split(0, [dict.fromkeys(ids, vector(1)), {"else": vector(-1)}])
+        for client_id in (*ids, "else"):
+            tree.remove(client_id)
+        tree.save(folder)
+        before = {path.name for path in folder.iterdir()}
+        tree.advance(1, vector(1))
+        tree.save(folder)
+        new = [path for path in folder.iterdir() if path.name not in before]
+        num_bytes.append(sum(p.stat().st_size for p in (*new, folder / "state.json")))
+
+    assert num_bytes[1] < 2 * num_bytes[0]
 
 
 def test_a_split_that_was_undone_and_made_otherwise_is_saved_as_it_is(tmp_path):

@@ -32,6 +32,7 @@ from fedbranch.files import (
     read_sealed,
     replace_file,
     seal,
+    tensor_file_name,
 )
 from fedbranch.mapped import MOST_HEADER_BYTES, MappedTensors
 
@@ -56,10 +57,10 @@ Generation = Literal["current", "previous"]
 SCHEMA = 3
 STATE_FILE = "state.json"
 FILES: dict[Generation, str] = {"current": STATE_FILE, "previous": "previous.json"}
-TENSORS = re.compile(r"[a-z]+(-\d{1,18})?")
+TENSORS = re.compile(r"[a-z]+(-\d{1,18}){0,2}")
 # Files that we may remove: others may keep theirs in the same folder.
 OUR_FILES = re.compile(
-    r"[a-z]+(-\d+)?-[0-9a-f]{16}\.safetensors(\.tmp)?|(state|previous)\.json\.tmp"
+    r"[a-z]+(-\d+){0,2}-[0-9a-f]{16}\.safetensors(\.tmp)?|(state|previous)\.json\.tmp"
 )
 
 
@@ -86,6 +87,10 @@ class LastingTensors(Mapping[str, NDArray[Any]]):
         self._make = make
         # Its entry in the manifest, once there is a file.
         self.written = read.written if isinstance(read, ReadTensors) else None
+
+    def made(self) -> Tensors:
+        """Make all of them at once."""
+        return self._make()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._make()[name]
@@ -115,17 +120,22 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
     ------
     CannotWrite
         If the disk is full, or refuses for another reason. What was there is as it was.
+    DamagedFile
+        If a file of mapped tensors was changed while it was in use. What was there is as it was.
     """
     make_folder(folder)
+    # All files of the previous state were checked when it became that. What else is there already
+    # is read again before it is relied on, which every file that lasts is once.
+    checked = _in_use(folder, "previous") or set()
     try:
-        entries = {name: _written(folder, name, tensors) for name, tensors in files.items()}
+        entries = {n: _written(folder, n, tensors, checked) for n, tensors in files.items()}
         manifest = {name: entry for name, entry in entries.items() if entry is not None}
         document = {"schema": SCHEMA, "kind": kind, "tensors": manifest, "state": state}
         content = seal({**document, "generation": "current"})
         in_use = {entry["file"] for entry in manifest.values()}
         # A state that is saved again does not become its own predecessor.
         if not holds(folder / STATE_FILE, content):
-            _keep_current(folder, kind, just_checked=in_use)
+            _keep_current(folder, kind, checked=checked | in_use)
             replace_file(folder / STATE_FILE, content)
     except BaseException:
         # Half a state would take the room that the disk may lack.
@@ -218,23 +228,23 @@ def clear_leftovers(folder: Path) -> None:
     _clear_away(folder, except_for=known, only_temporary=None in in_use)
 
 
-def _written(folder: Path, name: str, tensors: Tensors) -> JSON | None:
+def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JSON | None:
     """Give the entry of a tensor file in the manifest; None if there is nothing in it."""
     if isinstance(tensors, MappedTensors):
-        return _put(folder, name, tensors)
+        return _put(folder, name, tensors, checked)
     lasting = tensors if isinstance(tensors, LastingTensors) else None
-    if lasting is not None and lasting.written is not None:
-        path = folder / lasting.written["file"]
-        if path.exists() and path.stat().st_size == lasting.written["bytes"]:
-            return lasting.written
-    arrays = {k: np.ascontiguousarray(v) for k, v in dict(tensors).items()}
+    written = None if lasting is None else lasting.written
+    if written is not None and _is_whole(folder, written, checked):
+        return written
+    made = tensors if lasting is None else lasting.made()
+    arrays = {k: np.ascontiguousarray(v) for k, v in made.items()}
     if not arrays:
         return None
     import safetensors.numpy  # here, so that training without files needs no safetensors
 
     content = safetensors.numpy.save(arrays)
     digest = hashlib.sha256(content).hexdigest()
-    file_name = _file_name(name, digest)
+    file_name = tensor_file_name(name, digest)
     if not holds(folder / file_name, content):
         replace_file(folder / file_name, content)
     entry = {"file": file_name, "sha256": digest, "bytes": len(content)}
@@ -243,49 +253,41 @@ def _written(folder: Path, name: str, tensors: Tensors) -> JSON | None:
     return entry
 
 
-def _put(folder: Path, name: str, tensors: MappedTensors) -> JSON:
+def _put(folder: Path, name: str, tensors: MappedTensors, checked: set[str]) -> JSON:
     """Put a file that is on disk already into the folder, without loading it."""
-    file_name = _file_name(name, tensors.sha256)
+    file_name = tensor_file_name(name, tensors.sha256)
     entry: JSON = {
         "file": file_name,
         "sha256": tensors.sha256,
         "bytes": tensors.num_bytes,
         "mapped": True,
     }
-    path = folder / file_name
-    if not tensors.is_at(path) and not _is_whole(folder, entry, known=tensors.written == entry):
-        tensors.put(path)
-    tensors.written = entry
+    if not _is_whole(folder, entry, checked):
+        tensors.put(folder / file_name)
     return entry
 
 
-def _is_whole(folder: Path, entry: JSON, *, known: bool) -> bool:
-    """Whether the file of an entry is there and, unless that is known already, unchanged."""
+def _is_whole(folder: Path, entry: JSON, checked: set[str]) -> bool:
+    """Whether the file of an entry is there and, unless that was checked already, unchanged."""
     try:
         with _opened(folder, entry) as file:
-            if not known:
+            if entry["file"] not in checked:
                 _check_digest(file, entry)
     except DamagedFile:
         return False
     return True
 
 
-def _file_name(name: str, digest: str) -> str:
-    return f"{name}-{digest[:16]}.safetensors"
-
-
-def _keep_current(folder: Path, kind: str, *, just_checked: set[str]) -> None:
+def _keep_current(folder: Path, kind: str, *, checked: set[str]) -> None:
     """Make the current state the previous one, if it is whole.
 
     One that is damaged, or not there, must not take the place of one that may be whole.
     """
     try:
         document = _read_document(folder, kind, "current")
-        for entry in document["tensors"].values():
-            if entry["file"] not in just_checked:
-                with _opened(folder, entry) as file:
-                    _check_digest(file, entry)
     except DamagedFile:
+        return
+    if not all(_is_whole(folder, entry, checked) for entry in document["tensors"].values()):
         return
     replace_file(folder / FILES["previous"], seal({**document, "generation": "previous"}))
 
@@ -332,7 +334,8 @@ def _read_document(folder: Path, kind: str, generation: Generation) -> JSON:
             )
         for name, entry in document["tensors"].items():
             _check_entry(name, entry)
-        document["state"]  # it must be there
+        if not isinstance(document["state"], dict):
+            raise ValueError("its state is no JSON object")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} cannot be read as a saved {kind}: {error!r}") from error
     return document
@@ -343,7 +346,7 @@ def _check_entry(name: str, entry: JSON) -> None:
     if not TENSORS.fullmatch(name):
         raise ValueError(f"{name[:100]!r} is no name for tensors")
     digest, num_bytes = entry["sha256"], entry["bytes"]
-    if not re.fullmatch("[0-9a-f]{64}", digest) or entry["file"] != _file_name(name, digest):
+    if not re.fullmatch("[0-9a-f]{64}", digest) or entry["file"] != tensor_file_name(name, digest):
         raise ValueError(f"the file {str(entry['file'])[:100]!r} is not named by its content")
     if type(num_bytes) is not int or num_bytes < 0:
         raise ValueError(f"{entry['file']} is to have {num_bytes!r} bytes")

@@ -6,7 +6,6 @@ reads it an edge is a mapping from client ids to what is kept of their updates.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,15 @@ from fedbranch.checkpoint import LastingTensors, Tensors
 from fedbranch.core.geometry import Array, cosine_similarity, to_numpy
 from fedbranch.core.sketch import SMALLEST_SIZE, Projection
 from fedbranch.errors import DamagedFile
-from fedbranch.files import JSON, make_folder, replace_file_in_parts
+from fedbranch.files import (
+    JSON,
+    add_tensor_file,
+    digest_of,
+    make_folder,
+    open_plain,
+    tensor_file_name,
+)
+from fedbranch.ids import encoded, packed, unpacked
 from fedbranch.mapped import MappedTensors, safetensors_header
 
 __all__ = [
@@ -85,8 +92,9 @@ class OnDisk:
     ----------
     folder
         Where the files are; made if it is not there. Best one of its own for every server, on
-        the disk that checkpoints go to: they then share the files. What is left in it when
-        nobody uses the server any more can be removed.
+        the disk that checkpoints go to: they then share the files. A server that is loaded with
+        the folder of one that has ended goes on with its files. What is left in it when nobody
+        uses the server any more can be removed.
     """
 
     folder: str | Path
@@ -114,6 +122,8 @@ class Edge(Mapping[str, Vector]):
         Whether the file goes when the edge goes.
     read
         What the updates were read from, if they lie in a checkpoint already.
+    read_ids
+        The same of the ids.
     """
 
     def __init__(
@@ -124,9 +134,11 @@ class Edge(Mapping[str, Vector]):
         dim: int = 0,
         is_ours: bool = False,
         read: Tensors | None = None,
+        read_ids: Tensors | None = None,
     ) -> None:
         self.dim = dim
-        self._row_of = {client_id: row for row, client_id in enumerate(client_ids)}
+        self._row_of = row_of = {client_id: row for row, client_id in enumerate(client_ids)}
+        self._ids = LastingTensors(lambda: packed(encoded(row_of)), read=read_ids)
         self._is_ours = is_ours
         self._mapped: MappedTensors | None = None
         self._tensors: Tensors
@@ -173,6 +185,11 @@ class Edge(Mapping[str, Vector]):
     def tensors(self) -> Tensors:
         """What is kept as one array, one row each: for checkpoints, in which it never changes."""
         return self._tensors
+
+    @property
+    def ids(self) -> Tensors:
+        """Whose the rows are, for checkpoints as well."""
+        return self._ids
 
     def similarities(self, updates: Vector) -> Vector:
         """Compare updates, of which as much is kept, with those on the edge.
@@ -262,21 +279,30 @@ def keep(cache: EdgeCache, updates: Mapping[str, Array | None]) -> Edge:
 
 def _on_disk(folder: Path, vectors: Sequence[Array], dim: int) -> MappedTensors:
     """Write updates to a file that is named by its content, and map it."""
+    header = safetensors_header(NAME, (len(vectors), dim))
 
     def parts() -> Iterator[bytes | memoryview]:
-        yield safetensors_header(NAME, (len(vectors), dim))
+        yield header
         for block in _blocks(vectors, dim):
             yield block.data.cast("B")
 
     make_folder(folder)
-    digest, num_bytes = hashlib.sha256(), 0
-    for part in parts():
-        digest.update(part)
-        num_bytes += len(part)
-    path = folder / f"edge-{digest.hexdigest()[:16]}.safetensors"
-    replace_file_in_parts(path, parts(), num_bytes)
-    with path.open("rb") as file:
-        return MappedTensors(file, path, sha256=digest.hexdigest())
+    num_bytes = len(header) + 4 * dim * len(vectors)
+    file, path, digest = add_tensor_file(folder, "edge", parts(), num_bytes)
+    with file:
+        return MappedTensors(file, path, sha256=digest)
+
+
+def _left_in(folder: Path, saved: MappedTensors) -> MappedTensors | None:
+    """Give the file of a saved edge that a server which has ended left in a cache's folder."""
+    path = folder / tensor_file_name("edge", saved.sha256)
+    try:
+        with open_plain(path, num_bytes=saved.num_bytes, may_be_link=False) as file:
+            if saved.is_at(path) or digest_of(file, saved.num_bytes) == saved.sha256:
+                return MappedTensors(file, path, sha256=saved.sha256)
+    except (FileNotFoundError, DamagedFile):
+        pass  # the saved one is used where it is
+    return None
 
 
 def _blocks(vectors: Sequence[Array], dim: int) -> Iterator[Vector]:
@@ -356,22 +382,24 @@ def _cache_from_state(tree_state: object, folder: Path | None) -> EdgeCache | No
         raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error
 
 
-def restored_edge(
-    cache: EdgeCache, client_ids: Sequence[str], tensors: Tensors, *, dim: int | None
-) -> Edge:
+def restored_edge(cache: EdgeCache, ids: Tensors, tensors: Tensors, *, dim: int | None) -> Edge:
     """Make an edge of a saved one.
 
     Parameters
     ----------
     cache
         How the tree keeps its edges from now on.
-    client_ids
-        In the order of the rows.
-    tensors
-        What :attr:`Edge.tensors` were.
+    ids, tensors
+        What :attr:`Edge.ids` and :attr:`Edge.tensors` were.
     dim
         How long the updates were; None if that was not saved.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        If that cannot be.
     """
+    client_ids = unpacked(ids)
     matrix = tensors[NAME]
     if matrix.ndim != 2 or len(set(client_ids)) != len(matrix) or matrix.dtype != np.float32:
         raise ValueError(
@@ -379,12 +407,14 @@ def restored_edge(
         )
     dim = int(matrix.shape[1]) if dim is None else operator.index(dim)
     if isinstance(tensors, MappedTensors) and isinstance(cache, OnDisk):
-        edge = Edge(client_ids, tensors, dim=dim)
+        own = _left_in(Path(cache.folder), tensors)
+        there = tensors if own is None else own
+        edge = Edge(client_ids, there, dim=dim, is_ours=own is not None, read_ids=ids)
     elif isinstance(cache, OnDisk):
         edge = keep(cache, dict(zip(client_ids, matrix, strict=True)))
     else:
         whole = np.array(matrix) if isinstance(tensors, MappedTensors) else matrix
-        edge = Edge(client_ids, whole, dim=dim, read=tensors)
+        edge = Edge(client_ids, whole, dim=dim, read=tensors, read_ids=ids)
     if edge.num_kept != num_kept(cache, dim):
         raise ValueError(
             f"cached updates of length {dim} have {edge.num_kept} numbers instead of "

@@ -6,7 +6,7 @@ Examining changes nothing, so a rule or an aggregate that fails leaves the serve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -14,7 +14,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from fedbranch.checkpoint import Tensors
+from fedbranch.checkpoint import LastingTensors, Tensors
 from fedbranch.core.geometry import Array, norms, to_numpy
 from fedbranch.core.sketch import Projection
 from fedbranch.files import JSON
@@ -25,6 +25,7 @@ from fedbranch.messages import (
     TrialRows,
     replies_from_state,
     replies_to_state,
+    replies_to_tensors,
     stacked,
 )
 from fedbranch.rules import Asks, Decision, Evidence, Groups, PastRound, Rule, Verdict
@@ -66,14 +67,24 @@ class Case:
     past: list[PastRound] = field(default_factory=list)
     sums: Sums | None = None  # of updates that were not kept, at the leaf's present parameters
     usual: Mapping[str, float] = field(default_factory=dict)  # median lengths when it last trained
+    held_since: dict[str, int] = field(default_factory=dict)  # client id -> round of its reply
+    # For checkpoints: round -> whose replies of that round are held, and these, which never change.
+    _held: dict[int, tuple[list[str], LastingTensors]] = field(default_factory=dict, repr=False)
 
     def copy(self) -> Case:
         """Copy it, so that what comes in can be added to the copy."""
-        return replace(self, replies=dict(self.replies), losses=dict(self.losses))
+        return replace(
+            self,
+            replies=dict(self.replies),
+            losses=dict(self.losses),
+            held_since=dict(self.held_since),
+            _held=dict(self._held),
+        )
 
     def forget(self, client_id: str) -> None:
         """Drop what a client has sent."""
         self.replies.pop(client_id, None)
+        self.held_since.pop(client_id, None)
         self.losses.pop(client_id, None)
 
     @property
@@ -99,6 +110,8 @@ class Case:
         decision = outcome.decision
         if decision.verdict == "hold":
             self.rounds_held += 1
+            for client_id in self.replies:
+                self.held_since.setdefault(client_id, this_round)
             if decision.groups != self.present_proposal:  # also if a whole group has left
                 self.proposal, self.proposed_in = decision.groups, this_round
                 self.losses = {}
@@ -114,13 +127,21 @@ class Case:
             self.usual = usual_lengths(self.replies.values())
         self.sums = None
         self.replies, self.losses, self.proposal, self.rounds_held = {}, {}, (), 0
+        self.held_since, self._held = {}, {}
         self.halves = this_round if decision.asks == "halves" else None
 
-    def to_state(self) -> tuple[JSON, Tensors]:
-        """Describe the case as JSON and tensors, for a checkpoint."""
-        replies, tensors = replies_to_state(self.replies)
+    def to_state(self, name: str = "held") -> tuple[JSON, dict[str, Tensors]]:
+        """Describe the case as JSON and files, whose names begin with this one, for a checkpoint.
+
+        What was held before is in files of its own, one for each round, which last.
+        """
+        self._held = dict(self._grouped())
+        files: dict[str, Tensors] = {f"{name}-{i}": held for i, (_, held) in self._held.items()}
         state: JSON = {
-            "replies": replies,
+            "held": {
+                str(round_): replies_to_state({i: self.replies[i] for i in client_ids})
+                for round_, (client_ids, _) in self._held.items()
+            },
             "rounds_held": self.rounds_held,
             "hold_ended": self.hold_ended,
             "halves": self.halves,
@@ -136,22 +157,50 @@ class Case:
             "usual": {name: repr(float(length)) for name, length in self.usual.items()},
         }
         if self.sums is not None:
-            state["sums"], of_sums = self.sums.to_state()
-            tensors = {**tensors, **of_sums}
-        return state, tensors
+            state["sums"], files[name] = self.sums.to_state()
+        return state, files
+
+    def _grouped(self) -> Iterator[tuple[int, tuple[list[str], LastingTensors]]]:
+        """Give the rounds from which replies are held, whose they are, and their tensors."""
+        held: dict[int, list[str]] = {}
+        for client_id in sorted(self.replies):
+            held.setdefault(self.held_since[client_id], []).append(client_id)
+        for round_, client_ids in sorted(held.items()):
+            known = self._held.get(round_)
+            if known is not None and known[0] == client_ids:
+                yield round_, known
+                continue
+            replies = {client_id: self.replies[client_id] for client_id in client_ids}
+            yield round_, (client_ids, LastingTensors(partial(replies_to_tensors, replies)))
 
     @classmethod
     def from_state(
-        cls, state: JSON, tensors: Tensors, projection: Projection | None = None
+        cls,
+        state: JSON,
+        files: Mapping[str, Tensors],
+        name: str = "held",
+        projection: Projection | None = None,
     ) -> Case:
         """Rebuild a case from what :meth:`to_state` gave."""
+        replies: dict[str, Reply] = {}
+        held_since: dict[str, int] = {}
+        held: dict[int, tuple[list[str], LastingTensors]] = {}
+        for key, of_round in state["held"].items():
+            tensors = files[f"{name}-{int(key)}"]
+            found = replies_from_state(of_round, tensors)
+            if held_since.keys() & found.keys():
+                raise ValueError("a client's reply is held twice")
+            replies |= found
+            held_since |= dict.fromkeys(found, int(key))
+            same = LastingTensors(partial(dict, tensors), read=tensors)
+            held[int(key)] = sorted(found), same
         sums = None
         if "sums" in state:
             if projection is None:
                 raise ValueError("there are sums of updates, but no sketches of them")
-            sums = Sums.from_state(state["sums"], tensors, projection)
+            sums = Sums.from_state(state["sums"], files.get(name, {}), projection)
         return cls(
-            replies=replies_from_state(state["replies"], tensors),
+            replies=replies,
             rounds_held=state["rounds_held"],
             hold_ended=state["hold_ended"],
             halves=state["halves"],
@@ -162,11 +211,13 @@ class Case:
             num_merged=state["num_merged"],
             examined_at=state["examined_at"],
             rounds_held_for_it=state["rounds_held_for_it"],
-            last_measured={name: float(v) for name, v in state["last_measured"].items()},
+            last_measured={which: float(v) for which, v in state["last_measured"].items()},
             past=[PastRound(*entry) for entry in state["past"]],
             sums=sums,
             # Not in states of older versions.
-            usual={name: float(length) for name, length in state.get("usual", {}).items()},
+            usual={which: float(length) for which, length in state.get("usual", {}).items()},
+            held_since=held_since,
+            _held=held,
         )
 
 

@@ -13,16 +13,22 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from fedbranch.errors import CannotWrite, DamagedFile
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = [
     "JSON",
+    "add_tensor_file",
     "append_line",
     "digest_of",
     "holds",
@@ -34,6 +40,7 @@ __all__ = [
     "replace_file_in_parts",
     "seal",
     "sync",
+    "tensor_file_name",
     "unseal",
 ]
 
@@ -226,6 +233,86 @@ def replace_file_in_parts(path: Path, parts: Iterable[bytes | memoryview], num_b
         If the disk is full, or refuses for another reason; there is no temporary file then.
     """
     _replace(path, parts, num_bytes)
+
+
+def tensor_file_name(name: str, digest: str) -> str:
+    """Give the name of a tensor file, which has the SHA-256 of its content in it."""
+    return f"{name}-{digest[:16]}.safetensors"
+
+
+def add_tensor_file(
+    folder: Path, name: str, parts: Iterable[bytes | memoryview], num_bytes: int
+) -> tuple[IO[bytes], Path, str]:
+    """Write a tensor file that is named by its content, into a folder that others write into too.
+
+    What a crash left half-way of files of this name is removed.
+
+    Parameters
+    ----------
+    folder
+        It is there.
+    name
+        What the file's name begins with.
+    parts, num_bytes
+        As for :func:`replace_file_in_parts`.
+
+    Returns
+    -------
+    tuple
+        The file, open to be read: others may remove its name again. Its path and its SHA-256.
+
+    Raises
+    ------
+    CannotWrite
+        If the disk is full, or refuses for another reason; there is no temporary file then.
+    """
+    digest = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        for part in parts:
+            digest.update(part)
+            yield part
+
+    temporary = folder / (tensor_file_name(name, secrets.token_hex(8)) + ".tmp")
+    file = None
+    try:
+        _clear_abandoned(folder, tensor_file_name(name, "?" * 16) + ".tmp")
+        file = _opened_for_us_alone(temporary)
+        _write(temporary, hashed(), os.O_WRONLY)
+        path = folder / tensor_file_name(name, digest.hexdigest())
+        temporary.replace(path)
+        _sync(folder)
+    except BaseException as error:
+        if file is not None:
+            file.close()
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _cannot_write(folder, num_bytes, error) from error
+        raise
+    return file, path, digest.hexdigest()
+
+
+def _opened_for_us_alone(path: Path) -> IO[bytes]:
+    """Make a file, and lock it for as long as it is open: so others see that somebody writes it."""
+    while True:
+        file = path.open("x+b")
+        if sys.platform != "win32":  # which has no such locks
+            with suppress(OSError):  # nor have some networks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # it was taken for an abandoned one before it was locked
+
+
+def _clear_abandoned(folder: Path, pattern: str) -> None:
+    """Remove temporary files that nobody writes any more."""
+    if sys.platform == "win32":
+        return
+    for path in folder.glob(pattern):
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def link_file(source: Path, path: Path) -> bool:

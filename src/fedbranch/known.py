@@ -10,7 +10,7 @@ it was saved.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedbranch.checkpoint import LastingTensors, Tensors
 from fedbranch.columns import Column, Rows, checked_array
 from fedbranch.files import JSON
+from fedbranch.ids import MOST_BYTES, checked_packed, decoded, encoded, packed, unpacked
 
 __all__ = ["KnownClients"]
 
@@ -27,7 +28,6 @@ MOST_NEWEST = 4096  # ids that are not in a run yet
 MOST_RECENT = 32_768  # ids whose rows are remembered because somebody asked for them
 IDS_AT_ONCE = 65_536  # bounds what a list of ids takes beside what it becomes
 LONGER_RUN = 4  # a run is joined with the one before it that is not so many times as long
-MOST_BYTES_OF_RUN = 2**32 - 1
 
 
 class KnownClients:
@@ -94,7 +94,7 @@ class KnownClients:
         rows = np.full(len(client_ids), -1, dtype=np.int32)
         if not self._runs:
             return rows
-        keys = _encoded(client_ids)
+        keys = encoded(client_ids)
         digests = _digests(keys)
         for run in self._runs:
             run.find(keys, digests, rows)
@@ -130,7 +130,7 @@ class KnownClients:
 
     def _close_run(self) -> None:
         """Make a run of the newest rows, and one of it and those before it that are no longer."""
-        keys = _encoded(self._newest)
+        keys = encoded(self._newest)
         own = _Run.of(self._num_in_runs, keys)
         if len(self._newest) <= MOST_RECENT:
             self._remember(list(self._newest), list(self._newest.values()))
@@ -139,7 +139,7 @@ class KnownClients:
         while (
             self._runs
             and len(self._runs[-1]) <= LONGER_RUN * len(own)
-            and self._runs[-1].num_bytes + own.num_bytes <= MOST_BYTES_OF_RUN
+            and self._runs[-1].num_bytes + own.num_bytes <= MOST_BYTES
         ):
             own = self._runs.pop().joined(own)
         self._runs.append(own)
@@ -161,7 +161,7 @@ class KnownClients:
             if len(part):
                 part = part.moved_to(self._num_in_runs)
                 joined = bool(self._runs) and (
-                    self._runs[-1].num_bytes + part.num_bytes <= MOST_BYTES_OF_RUN
+                    self._runs[-1].num_bytes + part.num_bytes <= MOST_BYTES
                 )
                 self._runs.append(self._runs.pop().joined(part) if joined else part)
                 self._num_in_runs += len(part)
@@ -176,7 +176,7 @@ class KnownClients:
         """Describe the ids: as JSON, as files that last, and as tensors that change soon."""
         files: dict[str, Tensors] = {f"clients-{run.first}": run.lasting for run in self._runs}
         state: JSON = {"runs": [run.first for run in self._runs], "num_newest": len(self._newest)}
-        return state, files, _packed(_encoded(self._newest)) if self._newest else {}
+        return state, files, packed(encoded(self._newest)) if self._newest else {}
 
     @classmethod
     def from_state(cls, state: JSON, files: Mapping[str, Tensors], newest: Tensors) -> KnownClients:
@@ -196,9 +196,7 @@ class KnownClients:
             known._num_in_runs += len(run)
         num_newest = state["num_newest"]
         if num_newest:
-            packed, ends = _checked_ids_of(newest)
-            ids = _decoded(packed, np.concatenate([[0], ends[:-1]]), ends)
-            known._newest = {i: known._num_in_runs + row for row, i in enumerate(ids)}
+            known._newest = {i: known._num_in_runs + row for row, i in enumerate(unpacked(newest))}
         if type(num_newest) is not int or len(known._newest) != num_newest:
             raise ValueError(f"{len(known._newest)} newest ids are there instead of {num_newest}")
         known._insist_on_one_row_each()
@@ -239,14 +237,14 @@ class _Run:
     def of(cls, first: int, keys: Sequence[bytes]) -> _Run:
         digests = _digests(keys)
         order = np.argsort(digests, kind="stable").astype(np.int32)
-        return cls(first, **_packed(keys), digests=digests[order], order=order)
+        return cls(first, **packed(keys), digests=digests[order], order=order)
 
     @classmethod
     def checked(cls, first: int, tensors: Tensors) -> _Run:
         """Read a run of a file, which may hold anything."""
         if set(tensors) != {"packed", "ends", "digests", "order"}:
             raise ValueError(f"a run of ids has {sorted(tensors)}")
-        packed, ends = _checked_ids_of(tensors)
+        content, ends = checked_packed(tensors)
         digests = checked_array(tensors["digests"], np.uint64)
         order = checked_array(tensors["order"], np.int32)
         if not len(ends) == len(digests) == len(order) > 0:
@@ -259,7 +257,7 @@ class _Run:
         is_there[order] = True
         if not is_there.all():
             raise ValueError("an id has no digest")
-        run = cls(first, packed, ends, digests, order)
+        run = cls(first, content, ends, digests, order)
         run.lasting = LastingTensors(lambda: tensors, read=tensors)
         repeated = np.flatnonzero(digests[1:] == digests[:-1])
         if len(repeated):  # one in 2**64 pairs, unless somebody made them
@@ -281,7 +279,7 @@ class _Run:
         return starts
 
     def ids(self, rows: NDArray[np.integer[Any]]) -> list[str]:
-        return _decoded(self.packed, self._starts(rows), self.ends[rows])
+        return decoded(self.packed, self._starts(rows), self.ends[rows])
 
     def find(self, keys: Sequence[bytes], digests: NDArray[np.uint64], found: Rows) -> None:
         """Write the rows of those keys that are here."""
@@ -314,7 +312,7 @@ class _Run:
         places[places == len(other)] = 0
         own = self.ids(self.order[other.digests[places] == self.digests])
         found = np.full(len(own), -1, dtype=np.int32)
-        keys = _encoded(own)
+        keys = encoded(own)
         other.find(keys, _digests(keys), found)
         return [client_id for client_id, row in zip(own, found.tolist(), strict=True) if row >= 0]
 
@@ -350,44 +348,9 @@ class _Run:
         )
 
 
-# Ids as bytes. Whatever a string holds has bytes of its own here, also what is not valid Unicode.
-
-
-def _encoded(client_ids: Iterable[str]) -> list[bytes]:
-    return [client_id.encode(errors="surrogatepass") for client_id in client_ids]
-
-
-def _decoded(
-    packed: NDArray[np.uint8], starts: NDArray[np.integer[Any]], ends: NDArray[np.integer[Any]]
-) -> list[str]:
-    content = packed.data
-    return [
-        str(content[start:end], "utf-8", "surrogatepass")
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
-
-
 def _digests(keys: Sequence[bytes]) -> NDArray[np.uint64]:
     content = b"".join(hashlib.blake2b(key, digest_size=8).digest() for key in keys)
     return np.frombuffer(content, dtype="<u8").astype(np.uint64)
-
-
-def _packed(keys: Sequence[bytes]) -> dict[str, NDArray[Any]]:
-    ends = np.cumsum([len(key) for key in keys], dtype=np.uint32)
-    return {"packed": np.frombuffer(b"".join(keys), dtype=np.uint8), "ends": ends}
-
-
-def _checked_ids_of(tensors: Tensors) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Read ids of a file, which may hold anything, so that each of them can be read alone."""
-    packed = checked_array(tensors["packed"], np.uint8)
-    ends = checked_array(tensors["ends"], np.uint32)
-    if not len(ends) or (ends[1:] < ends[:-1]).any() or ends[-1] != len(packed):
-        raise ValueError(f"{len(ends)} ids do not make up {len(packed)} bytes")
-    str(packed.data, "utf-8", "surrogatepass")
-    inner = ends[ends < len(packed)]
-    if (packed[inner] & 0xC0 == 0x80).any():  # the middle of a character
-        raise ValueError("an id begins within a character")
-    return packed, ends
 
 
 def _insist_on_different(client_ids: Sequence[str]) -> None:

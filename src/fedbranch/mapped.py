@@ -6,6 +6,7 @@ memory can be walked through.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.errors import DamagedFile
-from fedbranch.files import CHUNK_BYTES, JSON, link_file, replace_file_in_parts
+from fedbranch.files import CHUNK_BYTES, link_file, replace_file_in_parts
 
 __all__ = ["MOST_HEADER_BYTES", "MappedTensors", "safetensors_header"]
 
@@ -51,7 +52,6 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
     def __init__(self, file: IO[bytes], path: Path, *, sha256: str) -> None:
         self.path = path
         self.sha256 = sha256
-        self.written: JSON | None = None  # its entry in the manifest it was last put into
         about = os.fstat(file.fileno())
         self.num_bytes = about.st_size
         self._identity = (about.st_dev, about.st_ino)
@@ -113,7 +113,16 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
         ------
         CannotWrite
             If the disk is full, or refuses for another reason.
+        DamagedFile
+            If it is not what it was when it was mapped.
         """
+        digest = hashlib.sha256()
+        for part in self.parts():
+            digest.update(part)
+        if digest.hexdigest() != self.sha256:
+            raise DamagedFile(
+                f"{self.path} was changed while it was in use: its SHA-256 is not the one recorded"
+            )
         if not (self.is_at(self.path) and link_file(self.path, path)):
             replace_file_in_parts(path, self.parts(), self.num_bytes)
 

@@ -32,6 +32,7 @@ __all__ = [
     "one_line",
     "replies_from_state",
     "replies_to_state",
+    "replies_to_tensors",
     "shortened",
     "shown_id",
     "stacked",
@@ -329,21 +330,24 @@ def _stacked_on_host(replies: Sequence[Reply], column: Column, like: NDArray[Any
     return together
 
 
-def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
-    """Describe replies, by client id, as JSON and tensors with one row each."""
-    ordered = dict(sorted(replies.items()))  # as the JSON object will have them
-    state = {
+def replies_to_state(replies: Mapping[str, Reply]) -> JSON:
+    """Describe replies, by client id, but for their numbers."""
+    return {
         i: {"weight": r.weight, "metrics": r.metrics, "has_halves": r.has_halves}
-        for i, r in ordered.items()
+        for i, r in sorted(replies.items())
     }
-    if not ordered:
-        return state, {}
+
+
+def replies_to_tensors(replies: Mapping[str, Reply]) -> Tensors:
+    """Give the numbers of replies, at least one, with a row each in the order of client ids."""
+    replied = [reply for _, reply in sorted(replies.items())]
     columns: tuple[Column, ...] = ("vector", "compared", "buffers")
-    replied = list(ordered.values())
+    if all(reply.rows.compared is reply.rows.vector for reply in replied):
+        columns = ("vector", "buffers")
     tensors: dict[str, NDArray[Any]] = {name: to_numpy(stacked(replied, name)) for name in columns}
     if any(reply.has_halves for reply in replied):
         rows = [row for row, reply in enumerate(replied) if reply.has_halves]
-        tensors["half_difference"] = np.zeros_like(tensors["compared"])
+        tensors["half_difference"] = np.zeros_like(tensors.get("compared", tensors["vector"]))
         tensors["half_difference"][rows] = to_numpy(
             stacked([replied[row] for row in rows], "half_difference")
         )
@@ -356,20 +360,24 @@ def replies_to_state(replies: Mapping[str, Reply]) -> tuple[JSON, Tensors]:
         tensors["lengths"] = np.stack(lengths)
         if all(reply.rows.signal is not None for reply in replied):
             tensors["signal"] = to_numpy(stacked(replied, "signal"))
-    return state, tensors
+    return tensors
 
 
 def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
-    """Rebuild replies from what :func:`replies_to_state` gave."""
-    if not state:
-        return {}
-    vector, compared = tensors["vector"], tensors["compared"]
-    is_sketched = "lengths" in tensors
-    if not is_sketched and np.array_equal(vector, compared):
-        compared = vector
+    """Rebuild replies from what :func:`replies_to_state` and :func:`replies_to_tensors` gave.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError, AttributeError
+        If that cannot be.
+    """
+    if {len(tensor) for tensor in tensors.values()} != {len(state)}:
+        raise ValueError(f"the tensors of {len(state)} replies have other numbers of rows")
+    vector = tensors["vector"]
+    are_updates = not {"compared", "lengths"} & set(tensors)
     rows = Rows(
         vector=vector,
-        compared=compared,
+        compared=vector if are_updates else tensors["compared"],
         buffers=tensors["buffers"],
         half_difference=tensors.get("half_difference"),
         signal=tensors.get("signal"),

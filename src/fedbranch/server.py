@@ -792,9 +792,8 @@ class Server:
         files |= of_presence
         cases: JSON = {}
         for node_id, case in self._cases.items():
-            cases[str(node_id)], held = case.to_state()
-            if held:
-                files[f"held-{node_id}"] = held
+            cases[str(node_id)], held = case.to_state(f"held-{node_id}")
+            files |= held
         archive = {str(node_id): case.to_state()[0] for node_id, case in self._archive.items()}
         state: JSON = {
             "rule": rule_to_state(self.rule),
@@ -866,8 +865,8 @@ class Server:
                 for node_id, case in state["archive"].items()
             }
             for node_id, case in state["cases"].items():
-                held = files.get(f"held-{node_id}", {})
-                server._cases[int(node_id)] = Case.from_state(case, held, server.projection)
+                name = f"held-{int(node_id)}"
+                server._cases[int(node_id)] = Case.from_state(case, files, name, server.projection)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server

@@ -501,6 +501,7 @@ class ParameterTree:
                 files[f"node-{node.id}"] = node.frozen_tensors()
             if node.cached_updates:
                 files[f"edge-{node.id}"] = node.cached_updates.tensors
+                files[f"ids-{node.id}"] = node.cached_updates.ids
             nodes.append(
                 {
                     "id": node.id,
@@ -509,7 +510,7 @@ class ParameterTree:
                     "version": node.version,
                     "born_in_round": node.born_in_round,
                     "split_in_round": node.split_in_round,
-                    "cached_client_ids": list(node.cached_updates),
+                    "num_cached": len(node.cached_updates),
                 }
             )
         clients, of_clients = self.positions.to_state()
@@ -542,11 +543,13 @@ class ParameterTree:
                 if type(node_id) is not int or not 0 <= node_id <= LARGEST_NODE_ID:
                     raise ValueError(f"a node has the id {node_id!r}")
                 tensors = files[f"node-{node_id}" if entry["child_ids"] else "leaves"]
-                cached_ids = entry["cached_client_ids"]
-                edge = Edge()
-                if cached_ids:
+                edge, num_cached = Edge(), entry["num_cached"]
+                if num_cached or f"edge-{node_id}" in files:
                     dim = state.get("num_compared")  # not in states of older versions
-                    edge = restored_edge(tree.cache, cached_ids, files[f"edge-{node_id}"], dim=dim)
+                    of_edge = files[f"ids-{node_id}"], files[f"edge-{node_id}"]
+                    edge = restored_edge(tree.cache, *of_edge, dim=dim)
+                if type(num_cached) is not int or len(edge) != num_cached:
+                    raise ValueError(f"node {node_id} has {len(edge)} cached updates")
                 tree._nodes[node_id] = Node(
                     id=node_id,
                     parent_id=entry["parent_id"],
