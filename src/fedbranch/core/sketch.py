@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from fedbranch.core.geometry import Array
+from fedbranch.core.gram import Array, column_blocks
 
 __all__ = ["SMALLEST_SIZE", "Projection", "Variances", "bound_from_variances", "check_cosine"]
 
@@ -183,9 +182,9 @@ class Projection:
         sketches: Array = xp.zeros(
             (updates.shape[0], self.size), dtype=xp.float32, device=device(updates)
         )
-        for rows in _slices(updates.shape[0], at_once // self.block_width + 1):
+        for rows in column_blocks(updates.shape[0], at_once // self.block_width + 1):
             folded = self.begin(rows.stop - rows.start, like=updates)
-            for block, columns in enumerate(_slices(self.dim, self.block_width)):
+            for block, columns in enumerate(column_blocks(self.dim, self.block_width)):
                 part = xp.astype(updates[rows, columns], xp.float32, copy=False)
                 self.fold(folded, part * signs[columns], block)
             sketches[rows] = self.end(folded)
@@ -223,7 +222,9 @@ class Projection:
         sketches = folded
         for narrower, shifts in zip(self.widths[1:], self.shifts[1:], strict=True):
             sums = array_namespace(sketches).zeros_like(sketches[:, :narrower])
-            for shift, columns in zip(shifts, _slices(sketches.shape[1], narrower), strict=True):
+            for shift, columns in zip(
+                shifts, column_blocks(sketches.shape[1], narrower), strict=True
+            ):
                 _add_rolled(sums, sketches[:, columns], shift)
             sketches = sums
         return sketches
@@ -296,8 +297,3 @@ def _add_rolled(sums: Array, part: Array, shift: int) -> None:
     sums[:, shift : shift + before_end] += part[:, :before_end]
     if part.shape[1] > before_end:
         sums[:, : part.shape[1] - before_end] += part[:, before_end:]
-
-
-def _slices(length: int, width: int) -> Iterator[slice]:
-    for start in range(0, length, width):
-        yield slice(start, min(start + width, length))
