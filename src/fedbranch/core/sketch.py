@@ -109,6 +109,8 @@ class Projection:
     probability of at most p = 1 / size, and never if they are of one block. Where there would
     be many blocks, the update is first folded in the same way into w > size numbers, and these
     into the sketch: then p = 1 / size + 1 / w. The signs stay independent, whatever the shifts.
+    A projection to another size has other signs and shifts, also with the same seed; so a sketch
+    may be sketched again, to fewer numbers, and p is then the sum of both.
 
     Inner products and squared lengths are right on average over the seeds. Each is a quadratic
     form Σ M_ij s_i s_j [i and j share a bucket] of the signs, of variance 2 Σ_{i≠j} M_ij²
@@ -200,7 +202,7 @@ class Projection:
     @cached_property
     def signs(self) -> NDArray[np.float32]:
         """Shape (dim,): the sign of every coordinate."""
-        raw = np.random.PCG64(self.seed).random_raw(-(-self.dim // 64)).astype("<u8")
+        raw = self._stream(0).random_raw(-(-self.dim // 64)).astype("<u8")
         bits = np.unpackbits(raw.view(np.uint8), count=self.dim)
         return np.where(bits, np.float32(1), np.float32(-1))
 
@@ -283,12 +285,15 @@ class Projection:
         shifts = []
         num_before = self.dim
         for fold, width in enumerate(self.widths):
-            # Of a stream of their own; 64 bits modulo a width are even enough for any width.
-            stream = np.random.PCG64((self.seed, fold + 1))
-            raw = stream.random_raw(-(-num_before // width))
+            # 64 bits modulo a width are even enough for any width.
+            raw = self._stream(fold + 1).random_raw(-(-num_before // width))
             shifts.append(tuple((raw % np.uint64(width)).tolist()))
             num_before = width
         return tuple(shifts)
+
+    def _stream(self, number: int) -> np.random.PCG64:
+        """Begin a stream of random bits that no other size nor seed shares."""
+        return np.random.PCG64((number, self.size, self.seed))
 
 
 def _add_rolled(sums: Array, part: Array, shift: int) -> None:
