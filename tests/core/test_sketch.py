@@ -202,6 +202,21 @@ def test_cosines_are_typically_off_by_the_stated_deviation(cosine, dim, size):
     assert np.sqrt(np.mean(errors**2)) == pytest.approx(typical, rel=0.15)
 
 
+def test_cosines_of_few_numbers_may_vary_more_than_typically():
+    projection = Projection(dim=2000, size=64)
+    vectors = np.zeros((2, 2000))
+    vectors[:, [3, 1500]] = np.array([[1, 0.9], [0.9, 1]]) / math.sqrt(1.81)
+    [(_, u, v)] = sketched_over_seeds([("close", vectors)], size=64)
+    cosine = 1.8 / 1.81
+
+    a, b, product = (u**2).sum(axis=1), (v**2).sum(axis=1), (u * v).sum(axis=1)
+    found = (product / np.sqrt(a * b)).std()
+    found_e = (product - cosine * (a + b) / 2).std()
+
+    assert found > 50 * projection.typical_error(cosine)
+    assert found_e == pytest.approx(projection.typical_error(cosine), rel=0.3)
+
+
 @pytest.mark.parametrize(("size", "failure"), [(200, 0.25), (1000, 0.05), (4000, 0.01)])
 @pytest.mark.parametrize("cosine", [-0.3, 0.0, 0.9])
 def test_cosines_are_rarely_off_by_more_than_the_bound(cosine, size, failure):

@@ -123,8 +123,11 @@ class Projection:
     - Var(N) <= p (1 + c²),
     - Var(H) <= p (1 - c²)
 
-    for any two vectors that were chosen without knowing the seed. So the cosine is off by about
-    (1 - c²) sqrt(p), which is :meth:`typical_error`; :meth:`error_bound` assumes nothing.
+    for any two vectors that were chosen without knowing the seed. The cosine is off by e to first
+    order in e, N - 1 and H. So where both vectors are spread over many coordinates, which keeps
+    these three small, it is off by about (1 - c²) sqrt(p), which is :meth:`typical_error`. Two
+    vectors of few coordinates mostly keep their cosine exactly, and are off by far more if these
+    coordinates share a bucket. :meth:`error_bound` assumes nothing.
 
     Sums are formed in float32, in an order that only ``dim`` and ``size`` determine. A bucket
     collects at most about 2 dim / size numbers; entries of up to 1e30 so cannot leave float32
@@ -234,10 +237,12 @@ class Projection:
     # How far it is off
 
     def typical_error(self, cosine: float = 0.0) -> float:
-        """Give the standard deviation of the cosine of two sketches, for a true cosine.
+        """Give about the standard deviation of the cosine of two sketches, for a true cosine.
 
-        That is an upper limit; for two vectors that are spread over many coordinates it is
-        reached.
+        It is an upper limit for that of e, by which the cosine is off to first order (see the
+        class's notes). For two vectors that are spread over many coordinates the cosine's own is
+        nearly the same. For vectors of few coordinates it may be many times larger: of
+        (1, 0.9) and (0.9, 1) on any two of 2,000 coordinates it is 0.18 with size 64, not 0.0015.
         """
         check_cosine(cosine)
         return (1 - cosine**2) * math.sqrt(self._collisions)
