@@ -144,14 +144,19 @@ def test_one_client_is_a_hierarchy_of_one():
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 64])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_updates_that_are_not_finite_are_an_error(value, memory_bytes):
-    updates = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    updates[5, 2] = value
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_clients", [1, 2, 3, 9])
+@pytest.mark.parametrize("row", [0, -1])
+def test_updates_that_are_not_finite_are_an_error(
+    convert, row, num_clients, dtype, value, memory_bytes
+):
+    updates = np.random.default_rng(0).normal(size=(num_clients, 4)).astype(dtype)
+    updates[:-1, 1:] = 0
+    updates[row, 2] = value
 
     with pytest.raises(ValueError, match="NaN or infinity"):
-        hierarchy_of(updates, memory_bytes=memory_bytes)
+        hierarchy_of(convert(updates), memory_bytes=memory_bytes)
 
 
 def test_what_are_no_updates_is_an_error():

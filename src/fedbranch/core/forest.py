@@ -94,8 +94,10 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
         merges = spanning_tree_of(to_numpy(cosine_similarity(updates)))
     else:
         merges = _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
-    # A row that is not finite has an edge, and none that is.
-    if not np.isfinite(merges.similarities).all():
+    # A row that is not finite has an edge, and none that is; but a single row has none at all.
+    found: Array = updates if num_clients == 1 else merges.similarities
+    xp = array_namespace(found)
+    if not bool(xp.all(xp.isfinite(found))):
         raise ValueError("updates contain NaN or infinity; leave these out")
     return merges
 
