@@ -107,6 +107,19 @@ def test_planted_groups_are_the_cut_and_memory_stays_bounded():
     assert peak < 5000 * 5000 * 4 / 5  # a fifth of the matrix
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_long_updates_take_no_more_memory_than_was_said(dtype):
+    updates = np.random.default_rng(0).normal(size=(1500, 10_000)).astype(dtype)
+    hierarchy_of(updates[:200], memory_bytes=2**16)  # imports
+
+    tracemalloc.start()
+    hierarchy_of(updates, memory_bytes=2**21)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak <= 1.1 * 2**21
+
+
 def test_few_similarities_are_kept():
     """Otherwise it would be right, but slow."""
     kept = []

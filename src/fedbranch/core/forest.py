@@ -268,12 +268,11 @@ def _blocks(updates: Array, start: int, most_entries: int) -> Iterator[tuple[int
         # So many rows n that n * (start + n) entries are enough.
         num_new = (math.isqrt(start**2 + 4 * most_entries) - start) // 2
         end = min(num_clients, start + max(1, num_new))
-        block = products(rows[start:end, :] * scale[start:end][:, None], rows[:end, :])
+        block = products(rows[start:end, :], rows[:end, :])
         block *= scale[:end][None, :]
+        block *= scale[start:end][:, None]
         here = xp.arange(end - start, device=device(updates))
-        is_before = here[None, :] < here[:, None]
-        nothing = xp.full((1, 1), -math.inf, dtype=block.dtype, device=device(updates))
-        block[:, start:] = xp.where(is_before, block[:, start:], nothing)
+        block[:, start:][here[None, :] >= here[:, None]] = -math.inf
         yield start, block
         start = end
 
