@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedbranch import cosine_similarity, hierarchy
 from fedbranch.core import forest
+from fedbranch.core.bipartition import strict_order
 from fedbranch.core.forest import hierarchy_of
 
 LIBRARIES = {"numpy": lambda array: array, "torch": torch.from_numpy}
@@ -71,6 +72,20 @@ def test_ties_have_the_answer_of_the_whole_matrix(small_blocks, convert, seed):
 
     assert np.array_equal(blocks.edge_rows, whole.edge_rows)
     assert np.array_equal(blocks.similarities, whole.similarities)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_copies_of_updates_are_in_the_promised_order(convert, dtype):
+    rng = np.random.default_rng(0)
+    updates = rng.normal(size=(40, 300))[rng.integers(40, size=1000)].astype(dtype)
+
+    whole = hierarchy(cosine_similarity(updates))
+    blocks = hierarchy_of(convert(updates), memory_bytes=2**18)
+
+    assert np.array_equal(strict_order(blocks.edge_rows, blocks.similarities, 1000), np.arange(999))
+    assert blocks.similarities.max() <= 1
+    np.testing.assert_allclose(blocks.similarities, whole.similarities, atol=1e-6)
+    assert np.array_equal(blocks.groups(40), whole.groups(40))
 
 
 @given(

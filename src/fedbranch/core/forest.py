@@ -60,7 +60,9 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     -------
     Hierarchy
         From which any number of groups can be cut. The same either way, but for similarities
-        that differ by less than the rounding of their products.
+        that differ by less than the rounding of their products. Those of copies of one update
+        do: they are 1 only up to rounding, so which copies an edge joins may differ, but not
+        what is cut where groups are further apart than that.
 
     Raises
     ------
@@ -106,7 +108,7 @@ class _Edges(NamedTuple):
     """Some pairs of rows, and how similar they are."""
 
     rows: NDArray[np.intp]  # (k, 2): smaller row, larger row
-    similarities: NDArray[np.floating]  # (k,)
+    similarities: NDArray[np.floating]  # (k,), in [-1, 1]
 
 
 @dataclass
@@ -171,9 +173,7 @@ class _Forest:
         for start, block in _blocks(updates, num_first, self._most_entries):
             self._add(start, block)
         self._join(int(updates.shape[0]))
-        return Hierarchy(
-            edge_rows=self._tree.rows, similarities=np.clip(self._tree.similarities, -1, 1)
-        )
+        return Hierarchy(edge_rows=self._tree.rows, similarities=self._tree.similarities)
 
     def _add(self, start: int, block: Array) -> None:
         """Add rows, given their similarities with all before them; changes the block."""
@@ -182,10 +182,7 @@ class _Forest:
         # Every row's strongest edge makes a spanning tree of all, by which the block is sifted.
         nearest = xp.argmax(block, axis=1)
         here = xp.arange(num_new, device=device(block))
-        strongest = _Edges(
-            np.stack([to_numpy(nearest), np.arange(start, num_rows)], axis=1).astype(np.intp),
-            to_numpy(block[here, nearest]),
-        )
+        strongest = _edges(nearest, np.arange(start, num_rows), block[here, nearest])
         block[here, nearest] = -math.inf
         self._keep(strongest)
         self._reach = self._reach.extended(strongest.rows[:, 0], strongest.similarities)
@@ -251,9 +248,13 @@ class _Sieve:
             xp.take(self._ceilings, self._hub[own], axis=0), self._strength[own][:, None]
         )
         places = xp.nonzero(xp.reshape(rows >= to_beat, (-1,)))[0]
-        similarities = to_numpy(xp.take(xp.reshape(rows, (-1,)), places))
         row, column = np.divmod(to_numpy(places), num_rows)
-        return _Edges(np.stack([column, row + start], axis=1).astype(np.intp), similarities)
+        return _edges(column, row + start, xp.take(xp.reshape(rows, (-1,)), places))
+
+
+def _edges(smaller: Array, larger: NDArray[np.intp], similarities: Array) -> _Edges:
+    rows = np.stack([to_numpy(smaller), larger], axis=1).astype(np.intp)
+    return _Edges(rows, np.clip(to_numpy(similarities), -1, 1))
 
 
 def _blocks(updates: Array, start: int, most_entries: int) -> Iterator[tuple[int, Array]]:
