@@ -35,10 +35,19 @@ def planted(seed, num_clients, num_groups, dim=60, noise=0.5):
     return updates, groups
 
 
-def exact_cosines(seed, num_clients):
+def exact_cosines(kind, seed, num_clients):
     """Make updates whose cosines are exact in float32, and mostly equal."""
     rng = np.random.default_rng(seed)
-    return rng.choice([-1.0, 1.0], size=(num_clients, 4)).astype(np.float32)
+    updates = rng.choice([-1.0, 1.0], size=(num_clients, 16))
+    if kind == "few values":
+        updates = updates[:, :4]
+    elif kind == "zeros":
+        updates[rng.random(num_clients) < 0.4] = 0
+    elif kind == "copies":
+        updates[rng.random(num_clients) < 0.4] = updates[num_clients // 3]
+    elif kind == "apart":  # groups that share no coordinate
+        updates[np.arange(16) // 4 != rng.integers(4, size=(num_clients, 1))] = 0
+    return updates.astype(np.float32)
 
 
 @pytest.mark.parametrize("kind", ["noise", "groups", "one strong client", "many lengths", "chain"])
@@ -64,8 +73,13 @@ def test_blocks_give_the_hierarchy_of_the_whole_matrix(small_blocks, convert, ki
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ties_have_the_answer_of_the_whole_matrix(small_blocks, convert, seed):
-    updates = exact_cosines(seed, 150)
+@pytest.mark.parametrize("kind", ["few values", "zeros", "copies", "apart"])
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_ties_have_the_answer_of_the_whole_matrix(
+    monkeypatch, small_blocks, convert, is_on_host, kind, seed
+):
+    monkeypatch.setattr(forest, "is_on_host", lambda array: is_on_host)
+    updates = exact_cosines(kind, seed, 150)
 
     whole = hierarchy(cosine_similarity(updates))
     blocks = hierarchy_of(convert(updates), memory_bytes=20_000)
@@ -149,6 +163,37 @@ def test_few_similarities_are_kept():
     grown.grown_over(updates)
 
     assert sum(kept) < 0.02 * 4000 * 4000 / 2
+
+
+@pytest.mark.parametrize("kind", ["zeros", "copies", "apart"])
+def test_few_of_equal_similarities_are_kept(kind):
+    kept = []
+    grown = forest._Forest(2**18)
+    keep = grown._keep
+    grown._keep = lambda edges: kept.append(len(edges.similarities)) or keep(edges)
+
+    grown.grown_over(exact_cosines(kind, seed=0, num_clients=4000))
+
+    assert sum(kept) < 0.02 * 4000 * 4000 / 2
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_only_so_many_wait_however_many_are_nearly_equal(
+    monkeypatch, small_blocks, convert, is_on_host
+):
+    monkeypatch.setattr(forest, "is_on_host", lambda array: is_on_host)
+    rng = np.random.default_rng(0)
+    updates = (1 + 1e-4 * rng.normal(size=(500, 4))).astype(np.float32)
+    waiting = []
+    grown = forest._Forest(200_000)
+    keep = grown._keep
+    grown._keep = lambda edges: keep(edges) or waiting.append(grown._num_waiting)
+
+    found = grown.grown_over(convert(updates))
+
+    assert max(waiting) <= 2 * forest.MOST_WAITING + 500  # what waits, a strip, and a row's best
+    whole = hierarchy(cosine_similarity(updates))
+    np.testing.assert_allclose(found.similarities, whole.similarities, atol=1e-6)
 
 
 def test_zero_updates_are_similar_to_nothing():
