@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedbranch import cosine_similarity, hierarchy
 from fedbranch.core import forest
+from fedbranch.core.bipartition import strict_order
 from fedbranch.core.forest import hierarchy_of
 
 LIBRARIES = {"numpy": lambda array: array, "torch": torch.from_numpy}
@@ -34,10 +35,19 @@ def planted(seed, num_clients, num_groups, dim=60, noise=0.5):
     return updates, groups
 
 
-def exact_cosines(seed, num_clients):
+def exact_cosines(kind, seed, num_clients):
     """Make updates whose cosines are exact in float32, and mostly equal."""
     rng = np.random.default_rng(seed)
-    return rng.choice([-1.0, 1.0], size=(num_clients, 4)).astype(np.float32)
+    updates = rng.choice([-1.0, 1.0], size=(num_clients, 16))
+    if kind == "few values":
+        updates = updates[:, :4]
+    elif kind == "zeros":
+        updates[rng.random(num_clients) < 0.4] = 0
+    elif kind == "copies":
+        updates[rng.random(num_clients) < 0.4] = updates[num_clients // 3]
+    elif kind == "apart":  # groups that share no coordinate
+        updates[np.arange(16) // 4 != rng.integers(4, size=(num_clients, 1))] = 0
+    return updates.astype(np.float32)
 
 
 @pytest.mark.parametrize("kind", ["noise", "groups", "one strong client", "many lengths", "chain"])
@@ -63,14 +73,33 @@ def test_blocks_give_the_hierarchy_of_the_whole_matrix(small_blocks, convert, ki
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ties_have_the_answer_of_the_whole_matrix(small_blocks, convert, seed):
-    updates = exact_cosines(seed, 150)
+@pytest.mark.parametrize("kind", ["few values", "zeros", "copies", "apart"])
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_ties_have_the_answer_of_the_whole_matrix(
+    monkeypatch, small_blocks, convert, is_on_host, kind, seed
+):
+    monkeypatch.setattr(forest, "is_on_host", lambda array: is_on_host)
+    updates = exact_cosines(kind, seed, 150)
 
     whole = hierarchy(cosine_similarity(updates))
     blocks = hierarchy_of(convert(updates), memory_bytes=20_000)
 
     assert np.array_equal(blocks.edge_rows, whole.edge_rows)
     assert np.array_equal(blocks.similarities, whole.similarities)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_copies_of_updates_are_in_the_promised_order(convert, dtype):
+    rng = np.random.default_rng(0)
+    updates = rng.normal(size=(40, 300))[rng.integers(40, size=1000)].astype(dtype)
+
+    whole = hierarchy(cosine_similarity(updates))
+    blocks = hierarchy_of(convert(updates), memory_bytes=2**18)
+
+    assert np.array_equal(strict_order(blocks.edge_rows, blocks.similarities, 1000), np.arange(999))
+    assert blocks.similarities.max() <= 1
+    np.testing.assert_allclose(blocks.similarities, whole.similarities, atol=1e-6)
+    assert np.array_equal(blocks.groups(40), whole.groups(40))
 
 
 @given(
@@ -107,6 +136,19 @@ def test_planted_groups_are_the_cut_and_memory_stays_bounded():
     assert peak < 5000 * 5000 * 4 / 5  # a fifth of the matrix
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_long_updates_take_no_more_memory_than_was_said(dtype):
+    updates = np.random.default_rng(0).normal(size=(1500, 10_000)).astype(dtype)
+    hierarchy_of(updates[:200], memory_bytes=2**16)  # imports
+
+    tracemalloc.start()
+    hierarchy_of(updates, memory_bytes=2**21)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak <= 1.1 * 2**21
+
+
 def test_few_similarities_are_kept():
     """Otherwise it would be right, but slow."""
     kept = []
@@ -121,6 +163,37 @@ def test_few_similarities_are_kept():
     grown.grown_over(updates)
 
     assert sum(kept) < 0.02 * 4000 * 4000 / 2
+
+
+@pytest.mark.parametrize("kind", ["zeros", "copies", "apart"])
+def test_few_of_equal_similarities_are_kept(kind):
+    kept = []
+    grown = forest._Forest(2**18)
+    keep = grown._keep
+    grown._keep = lambda edges: kept.append(len(edges.similarities)) or keep(edges)
+
+    grown.grown_over(exact_cosines(kind, seed=0, num_clients=4000))
+
+    assert sum(kept) < 0.02 * 4000 * 4000 / 2
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_only_so_many_wait_however_many_are_nearly_equal(
+    monkeypatch, small_blocks, convert, is_on_host
+):
+    monkeypatch.setattr(forest, "is_on_host", lambda array: is_on_host)
+    rng = np.random.default_rng(0)
+    updates = (1 + 1e-4 * rng.normal(size=(500, 4))).astype(np.float32)
+    waiting = []
+    grown = forest._Forest(200_000)
+    keep = grown._keep
+    grown._keep = lambda edges: keep(edges) or waiting.append(grown._num_waiting)
+
+    found = grown.grown_over(convert(updates))
+
+    assert max(waiting) <= 2 * forest.MOST_WAITING + 500  # what waits, a strip, and a row's best
+    whole = hierarchy(cosine_similarity(updates))
+    np.testing.assert_allclose(found.similarities, whole.similarities, atol=1e-6)
 
 
 def test_zero_updates_are_similar_to_nothing():
@@ -144,14 +217,19 @@ def test_one_client_is_a_hierarchy_of_one():
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 64])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_updates_that_are_not_finite_are_an_error(value, memory_bytes):
-    updates = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    updates[5, 2] = value
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_clients", [1, 2, 3, 9])
+@pytest.mark.parametrize("row", [0, -1])
+def test_updates_that_are_not_finite_are_an_error(
+    convert, row, num_clients, dtype, value, memory_bytes
+):
+    updates = np.random.default_rng(0).normal(size=(num_clients, 4)).astype(dtype)
+    updates[:-1, 1:] = 0
+    updates[row, 2] = value
 
     with pytest.raises(ValueError, match="NaN or infinity"):
-        hierarchy_of(updates, memory_bytes=memory_bytes)
+        hierarchy_of(convert(updates), memory_bytes=memory_bytes)
 
 
 def test_what_are_no_updates_is_an_error():

@@ -85,6 +85,19 @@ def test_a_zero_update_is_similar_to_nothing(convert):
     assert similarity.tolist() == [[0, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_update_that_is_not_finite_has_no_similarities(convert, dtype, value):
+    updates = convert(np.array([[value, 1], [0, 0], [1, 2], [value, value]], dtype=dtype))
+
+    among_all = np.asarray(cosine_similarity(updates))
+    to_others = np.asarray(cosine_similarity(updates[1:3], updates))
+
+    assert np.isnan(among_all[[0, 3]]).all()
+    assert np.isnan(to_others[:, [0, 3]]).all()
+    assert among_all[1:3, 1:3].tolist() == [[0, 0], [0, 1]]
+
+
 @pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e30, 3e38])
 def test_tiny_and_huge_updates_neither_vanish_nor_overflow(convert, scale):
     updates = (np.array([[0.6, 0.8], [0.8, -0.6], [0.6, 0.8]]) * scale).astype(np.float32)

@@ -174,6 +174,24 @@ def test_it_is_right_on_average_and_varies_as_little_as_stated(cosine, dim, size
             assert (values**2).mean() <= most + 5 * spread, (kind, name)
 
 
+def test_a_sketch_that_is_sketched_again_with_the_same_seed_is_as_good_as_stated():
+    vectors = np.zeros((2, 64), dtype=np.float32)
+    vectors[0, :16] = vectors[1, 16:32] = 1 / 4  # which all share their signs if streams do
+    products = []
+    for seed in range(10_000):
+        first, second = (
+            Projection(dim=64, size=32, seed=seed),
+            Projection(dim=32, size=16, seed=seed),
+        )
+        u, v = second.of(first.of(vectors))
+        products.append(float(u @ v))
+
+    most = first._collisions + second._collisions
+    squares = np.square(products)
+    assert abs(np.mean(products)) <= 5 * math.sqrt(most / len(products))
+    assert squares.mean() <= most + 5 * squares.std() / math.sqrt(len(products))
+
+
 @pytest.mark.parametrize(("dim", "size"), [(900, 64), (6000, 256)])
 @pytest.mark.parametrize("cosine", [0.0, 0.5, 0.9])
 def test_cosines_are_typically_off_by_the_stated_deviation(cosine, dim, size):
@@ -182,6 +200,21 @@ def test_cosines_are_typically_off_by_the_stated_deviation(cosine, dim, size):
 
     typical = Projection(dim=dim, size=size).typical_error(cosine)
     assert np.sqrt(np.mean(errors**2)) == pytest.approx(typical, rel=0.15)
+
+
+def test_cosines_of_few_numbers_may_vary_more_than_typically():
+    projection = Projection(dim=2000, size=64)
+    vectors = np.zeros((2, 2000))
+    vectors[:, [3, 1500]] = np.array([[1, 0.9], [0.9, 1]]) / math.sqrt(1.81)
+    [(_, u, v)] = sketched_over_seeds([("close", vectors)], size=64)
+    cosine = 1.8 / 1.81
+
+    a, b, product = (u**2).sum(axis=1), (v**2).sum(axis=1), (u * v).sum(axis=1)
+    found = (product / np.sqrt(a * b)).std()
+    found_e = (product - cosine * (a + b) / 2).std()
+
+    assert found > 50 * projection.typical_error(cosine)
+    assert found_e == pytest.approx(projection.typical_error(cosine), rel=0.3)
 
 
 @pytest.mark.parametrize(("size", "failure"), [(200, 0.25), (1000, 0.05), (4000, 0.01)])

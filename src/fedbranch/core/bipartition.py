@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 NOT_FINITE = (
-    "similarity contains NaN or infinity; compute it with cosine_similarity, which has none"
+    "similarity contains NaN or infinity; compute it with cosine_similarity, which has none "
+    "if the updates have none"
 )
 
 

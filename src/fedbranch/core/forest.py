@@ -6,7 +6,8 @@ are already joined by a path of stronger edges need no weaker one. How strong th
 between any two of the rows seen so far is, is known nearly exactly from a few numbers for each
 row (:class:`_Reach`), so a block is sifted at the speed of a comparison.
 
-The answer is that of :func:`fedbranch.core.bipartition.hierarchy`, ties included.
+The answer is that of :func:`fedbranch.core.bipartition.hierarchy`, ties included: an edge with
+the similarity of the path's weakest is needed no more if it comes after that in the strict order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -28,7 +29,7 @@ from scipy.sparse.csgraph import (
 
 from fedbranch.core.bipartition import Hierarchy, spanning_tree_of, strict_order
 from fedbranch.core.geometry import checked_namespace, cosine_similarity, scaled_for_cosines
-from fedbranch.core.gram import Array, is_on_host, products, to_numpy
+from fedbranch.core.gram import Array, column_blocks, is_on_host, products, to_numpy
 
 __all__ = ["hierarchy_of"]
 
@@ -40,6 +41,7 @@ DENSE_ELSEWHERE = 4096
 SIFTED_ON_HOST = 2**18  # entries at once, which stay in the cache
 SIFTED_ELSEWHERE = 2**28
 MOST_WAITING = 2**20  # edges that are kept before the tree is made anew
+MOST_USUALLY = 1 / 64  # of the similarities may be edges; if more, many are equal
 MOST_HUBS = 32
 FEWEST_AROUND_A_HUB = 32
 GROWTH = 1.5  # of the rows, after which the tree is made anew
@@ -60,7 +62,9 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     -------
     Hierarchy
         From which any number of groups can be cut. The same either way, but for similarities
-        that differ by less than the rounding of their products.
+        that differ by less than the rounding of their products. Those of copies of one update
+        do: they are 1 only up to rounding, so which copies an edge joins may differ, but not
+        what is cut where groups are further apart than that.
 
     Raises
     ------
@@ -70,8 +74,9 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     Notes
     -----
     The time is that of half the product of the updates with themselves and about two operations
-    for every entry of it. Beside the block it takes a few dozen bytes for every row, and more
-    only where many pairs are equally similar or nearly so.
+    for every entry of it. Beside the blocks it takes about 300 bytes for every row, a copy of
+    the updates if some are so long or short that squares leave their dtype, and up to 250 MiB
+    of main memory where very many pairs are nearly equally similar.
 
     Examples
     --------
@@ -94,17 +99,30 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
         merges = spanning_tree_of(to_numpy(cosine_similarity(updates)))
     else:
         merges = _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
-    # A row that is not finite has an edge, and none that is.
-    if not np.isfinite(merges.similarities).all():
+    # A row that is not finite has an edge, and none that is; but a single row has none at all.
+    found: Array = updates if num_clients == 1 else merges.similarities
+    xp = array_namespace(found)
+    if not bool(xp.all(xp.isfinite(found))):
         raise ValueError("updates contain NaN or infinity; leave these out")
     return merges
+
+
+# Of an edge: its similarity less 1j times its smaller row. NumPy compares real parts first, so the
+# larger of two is the better edge; of equal ones that may be either.
+Strengths: TypeAlias = NDArray[np.complex128]
 
 
 class _Edges(NamedTuple):
     """Some pairs of rows, and how similar they are."""
 
     rows: NDArray[np.intp]  # (k, 2): smaller row, larger row
-    similarities: NDArray[np.floating]  # (k,)
+    similarities: NDArray[np.floating]  # (k,), in [-1, 1]
+
+    @property
+    def strengths(self) -> Strengths:
+        """How good the edges are, the smaller row counted among equal similarities."""
+        strengths: Strengths = self.similarities - 1j * self.rows[:, 0]
+        return strengths
 
 
 @dataclass
@@ -116,20 +134,15 @@ class _Reach:
     weaker of theirs, and of that between their hubs.
     """
 
-    strength: NDArray[np.floating]  # (num_rows,): of the path to the row's hub
+    strength: Strengths  # (num_rows,): of the path to the row's hub
     hub: NDArray[np.intp]  # (num_rows,): its number
-    between: NDArray[np.floating]  # (num_hubs, num_hubs), infinite on the diagonal
+    between: Strengths  # (num_hubs, num_hubs), infinite on the diagonal
 
-    def ceilings(self) -> NDArray[np.floating]:
-        """Give the strength of the path from each hub to each row: (num_hubs, num_rows)."""
-        ceilings: NDArray[np.floating] = np.minimum(self.between[:, self.hub], self.strength)
-        return ceilings
-
-    def extended(self, nearest: NDArray[np.intp], similarities: NDArray[np.floating]) -> _Reach:
+    def extended(self, strongest: _Edges) -> _Reach:
         """Add rows, each of which is connected with one before it."""
         num_before = len(self.hub)
-        strength = np.concatenate([np.full(num_before, np.inf, similarities.dtype), similarities])
-        above = np.concatenate([np.arange(num_before), nearest])
+        strength = np.concatenate([np.full(num_before, np.inf), strongest.strengths])
+        above = np.concatenate([np.arange(num_before), strongest.rows[:, 0]])
         above, strength = _followed_up(above, strength)
         return _Reach(
             np.concatenate(
@@ -169,9 +182,7 @@ class _Forest:
         for start, block in _blocks(updates, num_first, self._most_entries):
             self._add(start, block)
         self._join(int(updates.shape[0]))
-        return Hierarchy(
-            edge_rows=self._tree.rows, similarities=np.clip(self._tree.similarities, -1, 1)
-        )
+        return Hierarchy(edge_rows=self._tree.rows, similarities=self._tree.similarities)
 
     def _add(self, start: int, block: Array) -> None:
         """Add rows, given their similarities with all before them; changes the block."""
@@ -180,17 +191,23 @@ class _Forest:
         # Every row's strongest edge makes a spanning tree of all, by which the block is sifted.
         nearest = xp.argmax(block, axis=1)
         here = xp.arange(num_new, device=device(block))
-        strongest = _Edges(
-            np.stack([to_numpy(nearest), np.arange(start, num_rows)], axis=1).astype(np.intp),
-            to_numpy(block[here, nearest]),
-        )
+        strongest = _edges(nearest, np.arange(start, num_rows), block[here, nearest])
         block[here, nearest] = -math.inf
         self._keep(strongest)
-        self._reach = self._reach.extended(strongest.rows[:, 0], strongest.similarities)
-        step = max(1, (SIFTED_ON_HOST if is_on_host(block) else SIFTED_ELSEWHERE) // num_rows)
+        self._reach = self._reach.extended(strongest)
+        step = max(1, min(_at_once(block), self._most_entries // 4) // num_rows)
         sieve = _Sieve(self._reach, block)
-        for top in range(0, num_new, step):
-            self._keep(sieve.sifted(block[top : top + step, :], start + top))
+        top = 0
+        while top < num_new:
+            rows = block[top : top + step, :]
+            places = sieve.sifted(rows, start + top)
+            if len(places) > MOST_WAITING and step > 1:
+                step //= 2  # or the host would get too many at once
+                continue
+            row, column = np.divmod(to_numpy(places), num_rows)
+            found = xp.take(xp.reshape(rows, (-1,)), places)
+            self._keep(_edges(column, row + start + top, found))
+            top += step
             if self._num_waiting > MOST_WAITING:
                 self._join(num_rows)
                 self._look()
@@ -231,27 +248,73 @@ class _Sieve:
 
     def __init__(self, reach: _Reach, block: Array) -> None:
         xp = array_namespace(block)
+        dtype = to_numpy(block[:0, :0]).dtype
 
         def there(array: NDArray[np.generic]) -> Array:
             placed: Array = xp.asarray(np.ascontiguousarray(array), device=device(block))
             return placed
 
-        self._ceilings = there(reach.ceilings().astype(to_numpy(block[:0, :0]).dtype))
-        self._strength = there(reach.strength.astype(to_numpy(block[:0, :0]).dtype))
         self._hub = there(reach.hub.astype(np.int64))
-
-    def sifted(self, rows: Array, start: int) -> _Edges:
-        """Give what may be edges of rows that begin at this one."""
-        xp = array_namespace(rows)
-        num_rows = int(rows.shape[1])
-        own = slice(start, start + int(rows.shape[0]))
-        to_beat = xp.minimum(
-            xp.take(self._ceilings, self._hub[own], axis=0), self._strength[own][:, None]
+        self._row = there(np.arange(len(reach.hub), dtype=np.int32))
+        self._paths = _Paths(*map(there, _paths(reach.strength, dtype)))
+        between = _Paths(*map(there, _paths(reach.between, dtype)))
+        own = self._paths.to_beat_by(self._row)
+        self._ceilings = xp.empty(
+            (len(reach.between), len(reach.hub)), dtype=block.dtype, device=device(block)
         )
-        places = xp.nonzero(xp.reshape(rows >= to_beat, (-1,)))[0]
-        similarities = to_numpy(xp.take(xp.reshape(rows, (-1,)), places))
-        row, column = np.divmod(to_numpy(places), num_rows)
-        return _Edges(np.stack([column, row + start], axis=1).astype(np.intp), similarities)
+        for number in range(len(reach.between)):
+            to_hub = _Paths(*(xp.take(part[number, :], self._hub) for part in between))
+            self._ceilings[number, :] = xp.minimum(own, to_hub.to_beat_by(self._row))
+
+    def sifted(self, rows: Array, start: int) -> Array:
+        """Give where similarities may be edges of rows that begin at this one, row after row."""
+        xp = array_namespace(rows)
+        own = slice(start, start + int(rows.shape[0]))
+        paths = _Paths(*(part[own][:, None] for part in self._paths))
+        ceilings = xp.take(self._ceilings, self._hub[own], axis=0)
+        places = _places(rows >= xp.minimum(ceilings, paths.strength))
+        # Where few are equal it costs more to tell which of them comes first than to keep them.
+        if places.shape[0] > MOST_USUALLY * rows.shape[0] * rows.shape[1]:
+            places = _places(rows >= xp.minimum(ceilings, paths.to_beat_by(self._row[None, :])))
+        return places
+
+
+def _places(is_there: Array) -> Array:
+    xp = array_namespace(is_there)
+    places: Array = xp.nonzero(xp.reshape(is_there, (-1,)))[0]
+    return places
+
+
+class _Paths(NamedTuple):
+    """What similarities have to be to beat the weakest edges of some paths."""
+
+    strength: Array  # its similarity
+    beyond: Array  # the next larger number
+    first: Array  # its smaller row
+
+    def to_beat_by(self, row: Array) -> Array:
+        """Give what the similarity of an edge must be at least, if its smaller row is this one.
+
+        Of equal ones the edge with the smaller row is the better.
+        """
+        xp = array_namespace(row)
+        to_beat: Array = xp.where(self.first < row, self.beyond, self.strength)
+        return to_beat
+
+
+def _paths(strengths: Strengths, dtype: np.dtype[np.floating]) -> tuple[NDArray[np.generic], ...]:
+    """Give what makes :class:`_Paths`."""
+    strength = strengths.real.astype(dtype)
+    with np.errstate(under="ignore"):
+        beyond = np.nextafter(strength, dtype.type(np.inf))
+    # Similarities that are larger than 1 by rounding count as 1.
+    beyond[strength >= 1] = np.inf
+    return strength, beyond, (-strengths.imag).astype(np.int32)
+
+
+def _edges(smaller: Array, larger: NDArray[np.intp], similarities: Array) -> _Edges:
+    rows = np.stack([to_numpy(smaller), larger], axis=1).astype(np.intp)
+    return _Edges(rows, np.clip(to_numpy(similarities), -1, 1))
 
 
 def _blocks(updates: Array, start: int, most_entries: int) -> Iterator[tuple[int, Array]]:
@@ -266,19 +329,24 @@ def _blocks(updates: Array, start: int, most_entries: int) -> Iterator[tuple[int
         # So many rows n that n * (start + n) entries are enough.
         num_new = (math.isqrt(start**2 + 4 * most_entries) - start) // 2
         end = min(num_clients, start + max(1, num_new))
-        block = products(rows[start:end, :] * scale[start:end][:, None], rows[:end, :])
-        block *= scale[:end][None, :]
+        block = products(rows[start:end, :], rows[:end, :])
+        for strip in column_blocks(end - start, max(1, _at_once(updates) // end)):
+            similarity = block[strip, :]  # a view
+            similarity *= scale[None, :end]
+            similarity *= scale[start:end][strip, None]
         here = xp.arange(end - start, device=device(updates))
-        is_before = here[None, :] < here[:, None]
-        nothing = xp.full((1, 1), -math.inf, dtype=block.dtype, device=device(updates))
-        block[:, start:] = xp.where(is_before, block[:, start:], nothing)
+        block[:, start:][here[None, :] >= here[:, None]] = -math.inf
         yield start, block
         start = end
 
 
+def _at_once(array: Array) -> int:
+    return SIFTED_ON_HOST if is_on_host(array) else SIFTED_ELSEWHERE
+
+
 def _followed_up(
-    above: NDArray[np.intp], strength: NDArray[np.floating]
-) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
+    above: NDArray[np.intp], strength: Strengths
+) -> tuple[NDArray[np.intp], Strengths]:
     """Go from every row up to where it ends, and give that and the weakest edge on the way."""
     while not np.array_equal(higher := above[above], above):  # half as many steps each time
         strength = np.minimum(strength, strength[above])
@@ -326,7 +394,7 @@ def _reach_from(hub_rows: NDArray[np.intp], tree: _Edges) -> _Reach:
     # strongest, and what it drops is the weakest edge between two hubs.
     to_root = np.stack([hub_rows, np.full(num_hubs, num_rows)], axis=1)
     edges = np.concatenate([to_root, tree.rows])
-    strengths = np.concatenate([np.full(num_hubs, np.inf), tree.similarities])
+    strengths = np.concatenate([np.full(num_hubs, np.inf), tree.strengths])
     kept = _kept_by_rank(edges, num_rows + 1)
     graph = coo_array(
         (np.ones(len(kept)), (edges[kept, 0], edges[kept, 1])), shape=(num_rows + 1,) * 2

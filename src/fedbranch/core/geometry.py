@@ -81,7 +81,8 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
     -------
     Array
         Shape (num_clients, num_others), in [-1, 1], of the updates' dtype. A zero
-        update is similar to nothing: its similarities are 0, also the one to itself.
+        update is similar to nothing: its similarities are 0, also the one to itself. Those of
+        an update with NaN or infinity are NaN.
 
     Notes
     -----
@@ -233,21 +234,26 @@ def _scaled_norms(updates: Array, largest: Array) -> Array:
     for block in column_blocks(updates.shape[1], _columns_at_hand(updates)):
         wide = xp.astype(updates[:, block], xp.float64)
         if updates.dtype == xp.float64:
-            wide = wide / largest[:, None]
+            with np.errstate(invalid="ignore"):  # infinity divided by itself becomes NaN
+                wide = wide / largest[:, None]
         squares = squares + xp.sum(wide * wide, axis=1)
     scaled: Array = xp.sqrt(squares)
     return scaled
 
 
 def unit_rows(updates: Array) -> Array:
-    """Scale updates to length one, however short or long; a zero update stays zero."""
+    """Scale updates to length one, however short or long; a zero update stays zero.
+
+    An update with NaN or infinity contains NaN afterwards.
+    """
     xp = array_namespace(updates)
     lengths = _lengths(updates)
     divisor = xp.where(lengths.norms > 0, lengths.norms, xp.ones_like(lengths.norms))
     unit: Array = xp.empty_like(updates)
     for block in column_blocks(updates.shape[1], _columns_at_hand(updates)):
-        wide = xp.astype(updates[:, block], xp.float64) / lengths.largest[:, None]
-        unit[:, block] = xp.astype(wide / divisor[:, None], updates.dtype)
+        with np.errstate(invalid="ignore"):
+            wide = xp.astype(updates[:, block], xp.float64) / lengths.largest[:, None]
+            unit[:, block] = xp.astype(wide / divisor[:, None], updates.dtype)
     return unit
 
 
@@ -262,9 +268,9 @@ def _similarity_of_all(updates: Array) -> Array:
         similarity = upper_products(updates)
         squares = xp.linalg.diagonal(similarity)
     scale = _one_over_root(squares)
-    mirror_scaled(similarity, scale)
     # One for all but zero updates. (A product of rounded factors may be off by a digit.)
-    own = xp.astype(scale > 0, similarity.dtype)
+    own = xp.where(xp.isnan(squares), squares, xp.astype(scale > 0, similarity.dtype))
+    mirror_scaled(similarity, scale)
     itself = xp.arange(similarity.shape[0], device=device(updates))
     similarity[itself, itself] = own
     return similarity

@@ -63,7 +63,7 @@ def to_numpy(array: object) -> NDArray[Any]:
 
 
 def column_blocks(dim: int, width: int = BLOCK) -> Iterator[slice]:
-    """Cut columns into blocks."""
+    """Cut so many columns, or rows, into blocks."""
     for start in range(0, dim, width):
         yield slice(start, min(start + width, dim))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from fedbranch.core.geometry import Array
+from fedbranch.core.gram import Array, column_blocks
 
 __all__ = ["SMALLEST_SIZE", "Projection", "Variances", "bound_from_variances", "check_cosine"]
 
@@ -110,6 +109,8 @@ class Projection:
     probability of at most p = 1 / size, and never if they are of one block. Where there would
     be many blocks, the update is first folded in the same way into w > size numbers, and these
     into the sketch: then p = 1 / size + 1 / w. The signs stay independent, whatever the shifts.
+    A projection to another size has other signs and shifts, also with the same seed; so a sketch
+    may be sketched again, to fewer numbers, and p is then the sum of both.
 
     Inner products and squared lengths are right on average over the seeds. Each is a quadratic
     form Σ M_ij s_i s_j [i and j share a bucket] of the signs, of variance 2 Σ_{i≠j} M_ij²
@@ -122,8 +123,11 @@ class Projection:
     - Var(N) <= p (1 + c²),
     - Var(H) <= p (1 - c²)
 
-    for any two vectors that were chosen without knowing the seed. So the cosine is off by about
-    (1 - c²) sqrt(p), which is :meth:`typical_error`; :meth:`error_bound` assumes nothing.
+    for any two vectors that were chosen without knowing the seed. The cosine is off by e to first
+    order in e, N - 1 and H. So where both vectors are spread over many coordinates, which keeps
+    these three small, it is off by about (1 - c²) sqrt(p), which is :meth:`typical_error`. Two
+    vectors of few coordinates mostly keep their cosine exactly, and are off by far more if these
+    coordinates share a bucket. :meth:`error_bound` assumes nothing.
 
     Sums are formed in float32, in an order that only ``dim`` and ``size`` determine. A bucket
     collects at most about 2 dim / size numbers; entries of up to 1e30 so cannot leave float32
@@ -183,9 +187,9 @@ class Projection:
         sketches: Array = xp.zeros(
             (updates.shape[0], self.size), dtype=xp.float32, device=device(updates)
         )
-        for rows in _slices(updates.shape[0], at_once // self.block_width + 1):
+        for rows in column_blocks(updates.shape[0], at_once // self.block_width + 1):
             folded = self.begin(rows.stop - rows.start, like=updates)
-            for block, columns in enumerate(_slices(self.dim, self.block_width)):
+            for block, columns in enumerate(column_blocks(self.dim, self.block_width)):
                 part = xp.astype(updates[rows, columns], xp.float32, copy=False)
                 self.fold(folded, part * signs[columns], block)
             sketches[rows] = self.end(folded)
@@ -201,7 +205,7 @@ class Projection:
     @cached_property
     def signs(self) -> NDArray[np.float32]:
         """Shape (dim,): the sign of every coordinate."""
-        raw = np.random.PCG64(self.seed).random_raw(-(-self.dim // 64)).astype("<u8")
+        raw = self._stream(0).random_raw(-(-self.dim // 64)).astype("<u8")
         bits = np.unpackbits(raw.view(np.uint8), count=self.dim)
         return np.where(bits, np.float32(1), np.float32(-1))
 
@@ -223,7 +227,9 @@ class Projection:
         sketches = folded
         for narrower, shifts in zip(self.widths[1:], self.shifts[1:], strict=True):
             sums = array_namespace(sketches).zeros_like(sketches[:, :narrower])
-            for shift, columns in zip(shifts, _slices(sketches.shape[1], narrower), strict=True):
+            for shift, columns in zip(
+                shifts, column_blocks(sketches.shape[1], narrower), strict=True
+            ):
                 _add_rolled(sums, sketches[:, columns], shift)
             sketches = sums
         return sketches
@@ -231,10 +237,12 @@ class Projection:
     # How far it is off
 
     def typical_error(self, cosine: float = 0.0) -> float:
-        """Give the standard deviation of the cosine of two sketches, for a true cosine.
+        """Give about the standard deviation of the cosine of two sketches, for a true cosine.
 
-        That is an upper limit; for two vectors that are spread over many coordinates it is
-        reached.
+        It is an upper limit for that of e, by which the cosine is off to first order (see the
+        class's notes). For two vectors that are spread over many coordinates the cosine's own is
+        nearly the same. For vectors of few coordinates it may be many times larger: of
+        (1, 0.9) and (0.9, 1) on any two of 2,000 coordinates it is 0.18 with size 64, not 0.0015.
         """
         check_cosine(cosine)
         return (1 - cosine**2) * math.sqrt(self._collisions)
@@ -282,12 +290,15 @@ class Projection:
         shifts = []
         num_before = self.dim
         for fold, width in enumerate(self.widths):
-            # Of a stream of their own; 64 bits modulo a width are even enough for any width.
-            stream = np.random.PCG64((self.seed, fold + 1))
-            raw = stream.random_raw(-(-num_before // width))
+            # 64 bits modulo a width are even enough for any width.
+            raw = self._stream(fold + 1).random_raw(-(-num_before // width))
             shifts.append(tuple((raw % np.uint64(width)).tolist()))
             num_before = width
         return tuple(shifts)
+
+    def _stream(self, number: int) -> np.random.PCG64:
+        """Begin a stream of random bits that no other size nor seed shares."""
+        return np.random.PCG64((number, self.size, self.seed))
 
 
 def _add_rolled(sums: Array, part: Array, shift: int) -> None:
@@ -296,8 +307,3 @@ def _add_rolled(sums: Array, part: Array, shift: int) -> None:
     sums[:, shift : shift + before_end] += part[:, :before_end]
     if part.shape[1] > before_end:
         sums[:, : part.shape[1] - before_end] += part[:, before_end:]
-
-
-def _slices(length: int, width: int) -> Iterator[slice]:
-    for start in range(0, length, width):
-        yield slice(start, min(start + width, length))
