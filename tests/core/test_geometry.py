@@ -173,6 +173,14 @@ def test_wrong_shapes_are_named(call, message):
         call()
 
 
+def test_on_the_host_updates_of_any_library_are_widened_in_equally_small_blocks():
+    updates = np.ones((10, 3))
+
+    of_numpy = geometry._columns_at_hand(updates)
+
+    assert geometry._columns_at_hand(torch.from_numpy(updates)) == of_numpy == 6553
+
+
 def test_whole_numbers_are_refused():
     with pytest.raises(TypeError, match="int64"):
         norms(np.zeros((2, 3), dtype=np.int64))

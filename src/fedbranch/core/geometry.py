@@ -18,6 +18,7 @@ from fedbranch.core.gram import (
     BLOCK,
     Array,
     column_blocks,
+    is_on_host,
     mirror_scaled,
     products,
     to_numpy,
@@ -202,7 +203,7 @@ def _columns_at_hand(updates: Array) -> int:
 
     On the CPU what fits into the cache; elsewhere, where every operation is a launch, more.
     """
-    entries = 2**16 if isinstance(updates, np.ndarray) else 2**26
+    entries = 2**16 if is_on_host(updates) else 2**26
     return max(1, entries // max(1, int(updates.shape[0])))
 
 
