@@ -14,14 +14,16 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbranch.cases import Case
 from fedbranch.core.differences import Differences
 from fedbranch.core.extents import Extent
 from fedbranch.core.geometry import Array, take_rows
 from fedbranch.core.sketch import Projection
 from fedbranch.core.summation import Added, can_be_added_whole
-from fedbranch.examination import Case, Weighting
+from fedbranch.examination import Weighting
 from fedbranch.guard import Guard
-from fedbranch.stacks import LENGTHS_OF, Stack
+from fedbranch.messages import LENGTHS_OF
+from fedbranch.stacks import Stack
 from fedbranch.sums import Part, Sums, Whole
 
 __all__ = ["Adding"]

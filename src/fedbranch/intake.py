@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from fedbranch.acceptance import Expected, check_batch, check_claims, check_update, is_sane
 from fedbranch.adding import Adding
+from fedbranch.cases import Case
 from fedbranch.core.differences import Differences
 from fedbranch.core.sketch import Projection
 from fedbranch.core.summation import Added
 from fedbranch.errors import InvalidUpdate
-from fedbranch.examination import Case, Weighting
+from fedbranch.examination import Weighting
 from fedbranch.guard import Guard
 from fedbranch.messages import Reply, Rows, Update, UpdateBatch, one_line, shortened, shown_id
 from fedbranch.stacks import Stack, lengths_of_rows

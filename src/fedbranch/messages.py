@@ -21,6 +21,7 @@ from fedbranch.files import JSON
 from fedbranch.tree import Vector
 
 __all__ = [
+    "LENGTHS_OF",
     "Reply",
     "Rows",
     "Task",
@@ -41,6 +42,8 @@ __all__ = [
 # Whatever a client says is kept for ever in the history, so nobody may say much.
 LONGEST_REASON = 300  # characters of a reason, part of which a client may have written
 LONGEST_ID = 1000  # characters of a client id
+
+LENGTHS_OF = ("update", "signal", "buffers")  # what is measured of a reply
 
 TrialRows = Literal["held-out", "first half", "second half"]
 

@@ -23,20 +23,13 @@ from typing import Literal
 import numpy as np
 
 from fedbranch.acceptance import Expected, check_losses
+from fedbranch.cases import Case, Outcome, usual_lengths
 from fedbranch.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.core.sketch import Projection
 from fedbranch.edges import Edge, EdgeCache, restored_cache
 from fedbranch.errors import DamagedFile, InvalidUpdate
-from fedbranch.examination import (
-    Aggregate,
-    Case,
-    Outcome,
-    Weighting,
-    examine,
-    proposed_trials,
-    usual_lengths,
-)
+from fedbranch.examination import Aggregate, Weighting, examine, proposed_trials
 from fedbranch.files import JSON
 from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.intake import Intake, Situation

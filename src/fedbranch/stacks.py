@@ -15,9 +15,7 @@ from fedbranch.core.gram import is_on_host
 from fedbranch.core.sketch import Projection
 from fedbranch.messages import Reply, Rows, stacked
 
-__all__ = ["LENGTHS_OF", "Stack", "lengths_of_rows"]
-
-LENGTHS_OF = ("update", "signal", "buffers")  # what is measured of a reply
+__all__ = ["Stack", "lengths_of_rows"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
