@@ -19,6 +19,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from fedbranch.core.geometry import Array, norms, take_rows, to_numpy, weighted_mean
+from fedbranch.core.gram import column_blocks
 
 __all__ = ["RobustAggregate", "median", "multi_krum", "trimmed_mean"]
 
@@ -52,7 +53,7 @@ def median(updates: Array, weights: Array) -> Array:
     num_clients = int(updates.shape[0])
     lower, upper = (num_clients - 1) // 2, num_clients // 2
     blocks = []
-    for block in _column_blocks(updates):
+    for block in _blocks_at_hand(updates):
         ordered = xp.sort(updates[:, block], axis=0)
         blocks.append((xp.astype(ordered[lower], xp.float64) + ordered[upper]) / 2)
     middle: Array = xp.astype(xp.concat(blocks), updates.dtype)
@@ -95,7 +96,7 @@ def trimmed_mean(share: float) -> RobustAggregate:
         by_weight = xp.argsort(wide)
         wide = xp.take(wide, by_weight, axis=0)
         blocks = []
-        for block in _column_blocks(updates):
+        for block in _blocks_at_hand(updates):
             columns = xp.take(updates[:, block], by_weight, axis=0)
             values = xp.astype(xp.sort(columns, axis=0)[kept], xp.float64)
             shares = wide[xp.argsort(columns, axis=0, stable=True)[kept]]
@@ -188,7 +189,7 @@ def _squared_distances(updates: Array) -> np.ndarray:
     num_clients = int(updates.shape[0])
     shape = (num_clients, num_clients)
     products = xp.zeros(shape, dtype=xp.float64, device=device(updates))
-    for block in _column_blocks(updates):
+    for block in _blocks_at_hand(updates):
         wide = xp.astype(updates[:, block], xp.float64)
         products = products + xp.matmul(wide, xp.permute_dims(wide, (1, 0)))
     gram = to_numpy(products)
@@ -215,8 +216,6 @@ def _checked_namespace(updates: Array, weights: Array):  # type: ignore[no-untyp
     return xp
 
 
-def _column_blocks(updates: Array) -> Iterator[slice]:
+def _blocks_at_hand(updates: Array) -> Iterator[slice]:
     num_clients, dim = (int(length) for length in updates.shape)
-    width = max(1, ENTRIES_AT_ONCE // num_clients)
-    for start in range(0, dim, width):
-        yield slice(start, min(start + width, dim))
+    return column_blocks(dim, max(1, ENTRIES_AT_ONCE // num_clients))
