@@ -1,6 +1,6 @@
 """How fast replies are taken in: updates per second beside Flower's own FedAvg.
 
-    python benchmarks/ingest.py [--clients 1000] [--repeats 5] [--out FILE]
+    python benchmarks/ingest.py [--clients 1000] [--repeats 9] [--out FILE]
 
 1000 replies of 100,000 float32 parameters lie in memory as Flower messages. FedAvg averages them
 (``aggregate_train``). Ours does with them what ``ClusteredStrategy(sketch=1024,
@@ -134,7 +134,7 @@ def copied(replies: list[Message], into: np.ndarray) -> None:
             start += len(numbers)
 
 
-def measure(num_arrays: int = 4, num_clients: int = 1000, repeats: int = 5) -> dict:
+def measure(num_arrays: int = 4, num_clients: int = 1000, repeats: int = 9) -> dict:
     """Check equality, then let all take turns.
 
     Returns
@@ -192,7 +192,7 @@ def main() -> None:
     """Measure, print a table, write one file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     results = [measure(n, arguments.clients, arguments.repeats) for n in SHAPES]
