@@ -18,6 +18,7 @@ from fedbranch.messages import (
     replies_from_state,
     replies_to_state,
     replies_to_tensors,
+    stacked,
 )
 from fedbranch.rules import Decision, Groups, PastRound
 from fedbranch.sums import Sums
@@ -211,8 +212,8 @@ class Outcome:
 
 def usual_lengths(replies: Collection[Reply]) -> dict[str, float]:
     """Give the median lengths of replies that were not kept, for those who come after them."""
-    measured = [reply.lengths for reply in replies if reply.lengths is not None]
+    measured = [reply for reply in replies if reply.rows.lengths is not None]
     if len(measured) < REPLIES_TO_COMPARE:
         return {}
-    medians = np.median(np.stack(measured), axis=0)
+    medians = np.median(stacked(measured, "lengths"), axis=0)
     return dict(zip(LENGTHS_OF, medians.tolist(), strict=True))

@@ -103,7 +103,7 @@ def examine(
         mean = _aggregated(aggregate, compared, weights, guard, lengths)
         shown_mean = _beside(compared, mean)
     else:
-        lengths = np.array([_compared_length(reply) for reply in ordered])
+        lengths = np.array(stacked(ordered, "lengths")[:, 1])  # of what is compared, in full
         if means is None:
             whole = _frozen(stacked(ordered, "whole"))
             mean = _aggregated(aggregate, whole, weights, guard, lengths)
@@ -236,12 +236,6 @@ def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastR
     # Divided first: the sum of reported numbers may leave the range of floats.
     mean_loss = float(sum(loss / len(losses) for loss in losses)) if losses else None
     return PastRound(float(np.sqrt(np.mean(lengths**2))), mean_loss)
-
-
-def _compared_length(reply: Reply) -> float:
-    """Give how long what is compared of a reply is in full, where there are sketches."""
-    assert reply.lengths is not None
-    return float(reply.lengths[1])
 
 
 def _aggregated(

@@ -274,17 +274,13 @@ class Reply:
         """What is compared, for keeping: on the host, in memory of its own."""
         return np.array(to_numpy(self.rows.compared[self.row]), dtype=np.float32)
 
-    @property
-    def lengths(self) -> NDArray[np.float64] | None:
-        """How long the update, what is compared of it, and the buffers are, if that was kept."""
-        return None if self.rows.lengths is None else self.rows.lengths[self.row]
-
 
 Column = Literal[
     "vector",
     "compared",
     "buffers",
     "half_difference",
+    "lengths",
     "signal",
     "whole",
     "whole_half",
@@ -358,9 +354,8 @@ def replies_to_tensors(replies: Mapping[str, Reply]) -> Tensors:
             halves = to_numpy(stacked([replied[row] for row in rows], "whole_half_difference"))
             tensors["whole_half_difference"] = np.zeros((len(replied), halves.shape[1]), np.float32)
             tensors["whole_half_difference"][rows] = halves
-    lengths = [reply.lengths for reply in replied if reply.lengths is not None]
-    if lengths:  # of all or of none: a server compares sketches, or it does not
-        tensors["lengths"] = np.stack(lengths)
+    if replied[0].rows.lengths is not None:  # a server compares sketches, or it does not
+        tensors["lengths"] = to_numpy(stacked(replied, "lengths"))
         if all(reply.rows.signal is not None for reply in replied):
             tensors["signal"] = to_numpy(stacked(replied, "signal"))
     return tensors

@@ -131,9 +131,8 @@ def _check_size(records: Collection[tuple[str, Record]], most_array_bytes: int) 
     for name, record in records:
         other_bytes += len(name)
         if isinstance(record, ArrayRecord):
-            arrays = record.items()  # once: Flower's records are slow
-            array_bytes += sum([len(array.data) for _, array in arrays])
-            other_bytes += sum([len(key) for key, _ in arrays])
+            array_bytes += sum([len(array.data) for array in record.values()])
+            other_bytes += sum(map(len, record.keys()))
             continue
         for key, value in record.items():
             other_bytes += len(key) + _num_bytes(value)

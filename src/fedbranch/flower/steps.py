@@ -37,11 +37,11 @@ class Read(NamedTuple):
 
 
 class _Usual(NamedTuple):
-    """What the bytes of an array are like if nothing about them is unusual."""
+    """What the bytes of the parameters are like, array by array, if nothing is unusual."""
 
-    name: str
-    header: bytes
-    num_bytes: int
+    names: list[str]
+    headers: list[bytes]
+    num_bytes: list[int]
 
 
 class Steps:
@@ -65,7 +65,7 @@ class Steps:
         self._sent = sent
         params = [place.name for place in layout.places if not place.is_buffer]
         self._buffer_places = [place for place in layout.places if place.is_buffer]
-        self._usual: list[_Usual] | None = None
+        self._usual: _Usual | None = None
         if (
             layout.num_params >= WORTH_COMPILING
             and all(sent[name].dtype == np.float32 for name in params)
@@ -73,12 +73,13 @@ class Steps:
         ):
             self._before = np.concatenate([sent[name].reshape(-1) for name in params])
             headers = [usual_header(sent[name].dtype, sent[name].shape) for name in params]
-            self._usual = [
-                _Usual(name, header, len(header) + sent[name].nbytes)
-                for name, header in zip(params, headers, strict=True)
-            ]
             self._offsets = [len(header) for header in headers]
             self._lengths = [sent[name].size for name in params]
+            num_bytes = [
+                offset + sent[name].nbytes
+                for name, offset in zip(params, self._offsets, strict=True)
+            ]
+            self._usual = _Usual(params, headers, num_bytes)
 
     def read(self, replies: Sequence[ArrayRecord]) -> tuple[list[Read], dict[int, str]]:
         """Read the updates.
@@ -130,18 +131,16 @@ class Steps:
 
     def _usual_pieces(self, there: Mapping[str, Array]) -> list[bytes] | None:
         """Give the bytes of all parameters, if these are as Flower serialises them."""
-        if self._usual is None:
+        usual = self._usual
+        if usual is None:
             return None
-        pieces = []
-        for name, header, num_bytes in self._usual:
-            array = there[name]
-            data = array.data
-            if (
-                type(data) is not bytes  # nothing else has an address that stays
-                or len(data) != num_bytes
-                or not data.startswith(header)
-                or array.stype != NUMPY_FORMAT
-            ):
-                return None
-            pieces.append(data)
-        return pieces
+        arrays = [there[name] for name in usual.names]
+        pieces = [array.data for array in arrays]
+        # All of them at once: there may be many arrays, and a thousand replies.
+        is_usual = (
+            set(map(type, pieces)) == {bytes}  # nothing else has an address that stays
+            and list(map(len, pieces)) == usual.num_bytes
+            and all(map(bytes.startswith, pieces, usual.headers))
+            and {array.stype for array in arrays} == {NUMPY_FORMAT}
+        )
+        return pieces if is_usual else None
