@@ -817,6 +817,46 @@ def test_who_is_settled_is_never_capped(seed):
     assert all(counted[number] == weight for number, weight in settled.items())
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_several_are_settled_if_each_of_them_is(seed):
+    rng = np.random.default_rng(seed)
+    guard = Guard(max_share=float(rng.uniform(0.1, 0.3)))
+    sums = Sums(Part(DIM, 0, None, Projection(dim=DIM, size=SIZE)))
+    answers = set()
+    for number in range(60):
+        weights = (2 ** rng.uniform(-4, 4, 5)).tolist()
+        answers.add(sums.are_settled(weights, guard))
+        assert sums.are_settled(weights, guard) == all(sums.is_settled(w, guard) for w in weights)
+        sums.claim(str(number), weights[0])
+
+    assert answers == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_claims_together_is_settled_and_the_others_claim_nothing(seed):
+    rng = np.random.default_rng(seed)
+    guard = Guard(max_share=float(rng.uniform(0.2, 1)))
+    sums = Sums(Part(DIM, 0, None, Projection(dim=DIM, size=SIZE)))
+    weights = {str(number): float(2 ** rng.uniform(-2, 4)) for number in range(32)}
+    weights["huge"] = 1e6
+
+    claimed = sums.settle(weights, guard)
+
+    assert sums.weights == {client_id: weights[client_id] for client_id in claimed}
+    assert all(sums.is_settled(weights[client_id], guard) for client_id in claimed)
+    again = Sums(sums.part)
+    for client_id, weight in sums.weights.items():
+        again.claim(client_id, weight)
+    assert again == sums  # also what it counts by
+    assert len(claimed) > 1
+    assert "huge" not in claimed
+    for client_id in weights.keys() - claimed:
+        sums.claim(client_id, weights[client_id])
+    counted = guard.weights(np.array(list(sums.weights.values())))
+    counts = dict(zip(sums.weights, counted.tolist(), strict=True))
+    assert all(counts[client_id] == weights[client_id] for client_id in claimed)
+
+
 class SplitsInRoundTwo:
     def examine(self, evidence):
         ids = evidence.client_ids

@@ -19,7 +19,7 @@ from fedbranch.core.differences import Differences
 from fedbranch.core.extents import Extent
 from fedbranch.core.geometry import Array, take_rows
 from fedbranch.core.sketch import Projection
-from fedbranch.core.summation import Added, can_be_added_whole
+from fedbranch.core.summation import Added, can_be_added_plain, can_be_added_whole
 from fedbranch.examination import Weighting
 from fedbranch.guard import Guard
 from fedbranch.messages import LENGTHS_OF
@@ -155,15 +155,10 @@ class Adding:
         counted = np.zeros(len(client_ids))
         counted[list(weights)] = self._counted(list(weights.values()))
         counted[~(can_be_added_whole(counted) & (lengths_of_buffers <= longest_buffers))] = 0
-        with self._lock:
-            sums = self._sums.get(node_id)
-            for row in np.flatnonzero(counted).tolist():
-                if (
-                    (before is not None and client_ids[row] in before.weights)
-                    or (sums is None and self._caps)
-                    or (sums is not None and not sums.is_settled(counted[row], self._guard))
-                ):
-                    counted[row] = 0
+        for row in np.flatnonzero(counted).tolist():
+            if before is not None and client_ids[row] in before.weights:
+                counted[row] = 0
+        claimed = self._claimed_together(node_id, client_ids, updates, counted, longest)
         with self._part(node_id) as part:
             found = part.compared.add_plain(updates, counted, longest)
             rows = np.flatnonzero(found.is_added).tolist()
@@ -173,9 +168,40 @@ class Adding:
             with self._lock:
                 sums = self._sums_at(node_id)
                 for row in rows:
-                    sums.claim(client_ids[row], float(counted[row]))
+                    if row not in claimed:
+                        sums.claim(client_ids[row], float(counted[row]))
             self._add_settled(node_id)
+        assert claimed <= set(rows), "an update that was to be added was not"
         return found
+
+    def _claimed_together(
+        self,
+        node_id: int,
+        client_ids: Sequence[str],
+        updates: Differences,
+        counted: NDArray[np.float64],
+        longest: float,
+    ) -> set[int]:
+        """Claim the rows that together count for what they claim, if one alone might not.
+
+        So it is at the beginning of a round. They are measured before, since who claims must be
+        added. The others then count for nothing here.
+        """
+        rows = np.flatnonzero(counted).tolist()
+        with self._lock:
+            sums = self._sums.get(node_id)
+            if not self._caps or (
+                sums is not None and sums.are_settled(counted[rows].tolist(), self._guard)
+            ):
+                return set()
+        is_sure = can_be_added_plain(updates, longest)
+        with self._lock:
+            settled = self._sums_at(node_id).settle(
+                {client_ids[row]: float(counted[row]) for row in rows if is_sure[row]}, self._guard
+            )
+        claimed = {row for row in rows if client_ids[row] in settled}
+        counted[sorted(set(rows) - claimed)] = 0
+        return claimed
 
     @property
     def _caps(self) -> bool:

@@ -134,27 +134,64 @@ class Sums:
             together.part.merge(part)
         return together
 
-    def is_settled(self, weight: float, guard: Guard | None) -> bool:
-        """Whether an update of this weight surely counts for that, whoever else comes."""
+    def are_settled(self, weights: Iterable[float], guard: Guard | None) -> bool:
+        """Whether updates of these weights surely count for that, whoever else comes."""
         if guard is None or guard.max_share is None:
             return True
-        # It is not capped if the sum of all, each counted with no more than it, is large enough;
+        largest: dict[int, float] = {}  # of each size: if it is settled, so are the others
+        for weight in weights:
+            size = math.frexp(weight)[1]
+            largest[size] = max(weight, largest.get(size, 0.0))
+        # None is capped if the sum of all, each counted with no more than it, is large enough;
         # and that only grows. Of weights of its own size or more half of it is counted, so that
         # nobody has to look at all of them.
-        size = math.frexp(weight)[1]
-        half = math.ldexp(0.5, size)
-        least = math.fsum(  # whatever came first
-            math.ldexp(total, other - WEIGHT_BITS) if other < size else number * half
-            for other, (number, total) in self._sizes.items()
-        )
-        return guard.max_share * least >= 1.000001 * weight  # with room for rounding
+        for size, weight in largest.items():
+            half = math.ldexp(0.5, size)
+            least = math.fsum(  # whatever came first
+                math.ldexp(total, other - WEIGHT_BITS) if other < size else number * half
+                for other, (number, total) in self._sizes.items()
+            )
+            if guard.max_share * least < 1.000001 * weight:  # with room for rounding
+                return False
+        return True
+
+    def is_settled(self, weight: float, guard: Guard | None) -> bool:
+        """Whether one is."""
+        return self.are_settled([weight], guard)
 
     def claim(self, client_id: str, weight: float) -> None:
         """Note that a client's update has come in."""
         self.weights[client_id] = weight
+        self._count(weight)
+
+    def _count(self, weight: float) -> None:
         mantissa, size = math.frexp(weight)
         number, total = self._sizes.get(size, (0, 0))
         self._sizes[size] = number + 1, total + int(math.ldexp(mantissa, WEIGHT_BITS))
+
+    def settle(self, weights: Mapping[str, float], guard: Guard | None) -> set[str]:
+        """Claim updates that come in together, as far as each then surely counts for its weight.
+
+        Parameters
+        ----------
+        weights
+            Client id -> weight, of updates that will surely be added.
+
+        Returns
+        -------
+        set
+            The clients whose updates were claimed.
+        """
+        rest, sizes = dict(weights), dict(self._sizes)
+        while True:
+            for weight in rest.values():
+                self._count(weight)
+            settled = {i: weight for i, weight in rest.items() if self.is_settled(weight, guard)}
+            if len(settled) == len(rest):
+                self.weights |= rest
+                return set(rest)
+            # Who is not settled does not count, and without it others may not be settled either.
+            rest, self._sizes = settled, dict(sizes)
 
     def settled(self, guard: Guard | None) -> list[tuple[Whole, float]]:
         """Take out the updates that need not be held back any longer, with their weights."""

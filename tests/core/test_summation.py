@@ -14,7 +14,7 @@ from fedbranch.core.differences import Differences
 from fedbranch.core.extents import extents
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.core.sketch import Projection
-from fedbranch.core.summation import CARRY, ExactSum
+from fedbranch.core.summation import CARRY, ExactSum, can_be_added_plain
 
 
 def state_of(total):
@@ -337,6 +337,36 @@ def test_an_entry_that_is_longer_than_its_block_leaves_no_accumulator_too_small(
         merged.merge(part)
 
     assert state_of(whole) == state_of(merged)
+
+
+def test_what_lies_there_is_measured_as_if_it_had_been_written_down(machine_code):
+    machine_code(True)
+    lengths = [0, 700, 1, 2500, 0, 4096, 3]
+    updates, before = some_updates(9, sum(lengths), spread=2.0), np.zeros(7300, np.float32)
+    updates[3, 5000] = np.nan
+    there, updates = lying(updates, lengths, before)
+
+    measured = there.squares
+
+    np.testing.assert_array_equal(np.sqrt(measured.sum(axis=1)), extents(updates).lengths)
+    np.testing.assert_array_equal(np.sqrt(measured.max(axis=1)), extents(updates).strongest)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_can_be_added_as_it_lies_is_known_before(machine_code, seed):
+    machine_code(True)
+    rng = np.random.default_rng(seed)
+    updates, before = some_updates(40, 3000, spread=1.0), np.zeros(3000, np.float32)
+    updates[rng.permutation(40)[:6]] *= np.float32([[1e-14], [1e-11], [1e8], [1e17], [0], [np.nan]])
+    there, updates = lying(updates, [1000, 2000], before)
+    longest = [np.inf, float(np.nanmedian(extents(updates).lengths))][seed % 2]
+    total = ExactSum(3000, Projection(dim=3000, size=16))
+
+    before_it = can_be_added_plain(there, longest)
+    found = total.add_plain(there, np.ones(40), longest)
+
+    assert before_it.tolist() == found.is_added.tolist()
+    assert 0 < before_it.sum() < 40
 
 
 def test_who_is_too_long_is_not_added_as_it_lies(machine_code):

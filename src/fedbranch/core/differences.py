@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbranch.core.extents import BLOCK
 from fedbranch.core.machine_code import machine_code
 
 __all__ = ["Differences"]
@@ -34,7 +35,7 @@ class Differences:
         Shape (num_pieces,): behind how many bytes the numbers of each piece begin, and how many
         there are.
     before
-        Shape (dim,): what was sent.
+        Shape (dim,): what was sent; it must not be changed afterwards.
 
     Attributes
     ----------
@@ -58,7 +59,7 @@ class Differences:
     ) -> None:
         self._came_back = tuple(came_back)  # or there would be nothing at the addresses
         self._offsets = tuple(offsets)
-        self.before = np.array(before, np.float32)
+        self.before = np.ascontiguousarray(before, np.float32)
         # Machine code believes what it is told.
         if set(map(type, self._came_back)) - {bytes}:
             raise TypeError("updates can be read from bytes only: nothing else stays where it is")
@@ -102,6 +103,15 @@ class Differences:
     def shape(self) -> tuple[int, int]:
         """How many updates, and how many numbers each of them has."""
         return len(self.addresses), len(self.before)
+
+    @cached_property
+    def squares(self) -> NDArray[np.float64]:
+        """Shape (num_updates, num_blocks): the squared length of every block of an update."""
+        compiled = machine_code()
+        assert compiled is not None
+        squares = np.empty((len(self), -(-len(self.before) // BLOCK)))
+        compiled.measure_plain(self.addresses, self.lengths, self.before, squares)
+        return squares
 
     def written(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Write updates down, by default all: shape (num_rows, dim)."""

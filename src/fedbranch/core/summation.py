@@ -25,7 +25,7 @@ from fedbranch.core.extents import BLOCK, STRONGEST, WEAKEST, Extent, extents, i
 from fedbranch.core.machine_code import machine_code, worthwhile_machine_code
 from fedbranch.core.sketch import Projection
 
-__all__ = ["Added", "ExactSum", "can_be_added_whole"]
+__all__ = ["Added", "ExactSum", "can_be_added_plain", "can_be_added_whole"]
 
 # Updates are put into classes by the exponent of their strongest block, so many exponents wide.
 CLASS_WIDTH = 4
@@ -49,6 +49,7 @@ LARGEST_UNIT_OF_SKETCHES = -23
 LARGEST_UNIT = 1200
 ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
+NEARLY = 1 - 1e-9  # lengths are added up in another order where they are compared
 NO_UNIT = LARGEST_UNIT + 1
 NO_SKETCHES = np.zeros((0, 0), np.float32)
 
@@ -74,14 +75,19 @@ class Added(NamedTuple):
     @property
     def lengths(self) -> NDArray[np.float64]:
         """Shape (n,): how long the updates are."""
-        lengths: NDArray[np.float64] = np.sqrt(self.squares.sum(axis=1))
-        return lengths
+        return _lengths(self.squares)
 
 
 def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Say which weights are applied to updates that were rounded before, as most are."""
     is_whole: NDArray[np.bool_] = (weights <= LARGEST_WHOLE_WEIGHT) & (weights == np.rint(weights))
     return is_whole
+
+
+def can_be_added_plain(updates: Differences, longest: float = math.inf) -> NDArray[np.bool_]:
+    """Say which updates :meth:`ExactSum.add_plain` adds, whatever it was given before."""
+    is_plain: NDArray[np.bool_] = _plain_units(_strongest(updates.squares)) != NO_UNIT
+    return is_plain & (_lengths(updates.squares) <= longest * NEARLY)
 
 
 class _Class:
@@ -249,19 +255,17 @@ class ExactSum:
             np.zeros((num_updates, self.projection.size), np.float32),
         )
         rows = np.flatnonzero(weights > 0)
-        limit = longest * (1 - 1e-9)  # lengths are added up in another order there
+        limit = longest * NEARLY
         if not len(rows):
             return found
         if self._usual_unit is None:
-            first = extents(updates.written(rows[:1].tolist())).strongest
-            self._usual_unit = int(_plain_units(first)[0])
+            self._usual_unit = _usual_of(_plain_units(_strongest(updates.squares[rows])))
         expected = -UNIT_BITS if self._usual_unit == NO_UNIT else self._usual_unit
         self._add_plain_of(updates, rows, weights, expected, limit, found)
-        units = _plain_units(np.sqrt(found.squares[rows].max(axis=1, initial=0.0)))
+        units = _plain_units(_strongest(found.squares[rows]))
         for unit in sorted(set(units.tolist()) - {expected, NO_UNIT}):
             self._add_plain_of(updates, rows[units == unit], weights, unit, limit, found)
-        several, counts = np.unique(units, return_counts=True)
-        self._usual_unit = int(several[counts.argmax()])
+        self._usual_unit = _usual_of(units)
         return found
 
     def _add_plain_of(
@@ -292,7 +296,6 @@ class ExactSum:
                 longest,
                 self._table(unit),
                 of_unit.low,
-                self._at_hand,
                 *self._folding,
                 np.float32(2.0**unit),
                 found.sketches,
@@ -300,7 +303,7 @@ class ExactSum:
                 found.is_added,
             )
             added = rows[part][found.is_added[rows[part]]]
-            strongest = np.sqrt(found.squares[added].max(axis=1, initial=0.0))
+            strongest = _strongest(found.squares[added])
             needed = float(_most_units(weights[added], strongest, unit).sum())
             of_unit.give_back(float(at_most[part].sum()) - needed)
 
@@ -385,11 +388,6 @@ class ExactSum:
             assert sketches is not None
             # A power of two, of which nothing is rounded.
             sketches[rows] = projection.end(folded) * np.float32(2.0**unit)
-
-    @cached_property
-    def _at_hand(self) -> NDArray[np.float32]:
-        """Give memory for two updates between being written and being added."""
-        return np.empty((2, self.dim), np.float32)
 
     @cached_property
     def _folding(
@@ -513,6 +511,24 @@ def _units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:
     exponents: NDArray[np.int32] = np.frexp(strongest)[1]
     # strongest < 2**top, where top is a multiple of the width
     return -(-exponents // CLASS_WIDTH) * CLASS_WIDTH - UNIT_BITS
+
+
+def _strongest(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Give the lengths of the strongest blocks, from the squared lengths of all."""
+    strongest: NDArray[np.float64] = np.sqrt(squares.max(axis=1, initial=0.0))
+    return strongest
+
+
+def _lengths(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Give the lengths of updates, from the squared lengths of their blocks."""
+    lengths: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
+    return lengths
+
+
+def _usual_of(units: NDArray[np.int32]) -> int:
+    """Give the unit that most have."""
+    several, counts = np.unique(units, return_counts=True)
+    return int(several[counts.argmax()])
 
 
 def _plain_units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 from numba.types import Array, CPointer, boolean, float32, float64, int64, uint64, void
 from numpy.typing import NDArray
@@ -18,11 +20,13 @@ from numpy.typing import NDArray
 from fedbranch.core import extents
 from fedbranch.core.machine_code import compiled
 
-__all__ = ["add_plain", "add_rows", "block_squares", "carry"]
+__all__ = ["add_plain", "add_rows", "block_squares", "carry", "measure_plain"]
 
 BLOCK = 1024  # as there; Numba would not see that it changed in another file
 assert BLOCK == extents.BLOCK
 COLUMNS_AT_ONCE = 1024  # of which a few rows and their sums stay in the first cache
+NUMBERS_AHEAD = 128  # for which memory is asked at once: for more it would be waited
+LINE_BYTES = 64  # of which memory is read, on most machines
 
 _UPDATES = Array(float32, 2, "C", readonly=True)
 _NUMBERS = Array(float32, 1, "C", readonly=True)
@@ -31,8 +35,11 @@ _WEIGHTS = Array(float64, 1, "C", readonly=True)
 _ADDRESSES = Array(uint64, 2, "C", readonly=True)
 
 
-@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
-def _square_of(values: NDArray[np.float32], halves: NDArray[np.float32]) -> float:
+_inlined = njit(nogil=True, error_model="numpy", inline="always")
+
+
+@_inlined  # type: ignore[untyped-decorator]
+def _square_of(values: NDArray[np.float32], halves: NDArray[np.float32]) -> np.float64:
     """Give the squared length of one block, with memory for half of one."""
     half = BLOCK // 2
     if len(values) == BLOCK:
@@ -46,12 +53,22 @@ def _square_of(values: NDArray[np.float32], halves: NDArray[np.float32]) -> floa
             halves[i] = values[i] * values[i]
         for i in range(half, len(values)):
             halves[i - half] += values[i] * values[i]
-    while half > 1:
-        half //= 2
-        first, second = halves[:half], halves[half : 2 * half]
-        for i in range(half):
-            first[i] += second[i]
-    return np.float64(halves[0])
+    square: np.float64 = _sum_of(halves)
+    return square
+
+
+@_inlined  # type: ignore[untyped-decorator]
+def _sum_of(halves: NDArray[np.float32]) -> np.float64:
+    """Add the second half of the numbers to the first, and so on; two such steps at once."""
+    length = BLOCK // 2
+    while length > 2:
+        quarter = length // 4
+        one, two = halves[:quarter], halves[quarter : 2 * quarter]
+        three, four = halves[2 * quarter : 3 * quarter], halves[3 * quarter : length]
+        for i in range(quarter):
+            one[i] = (one[i] + three[i]) + (two[i] + four[i])
+        length = quarter
+    return np.float64(halves[0] + halves[1])
 
 
 @compiled(void(_UPDATES, float64[:, ::1]))
@@ -65,7 +82,7 @@ def block_squares(updates: NDArray[np.float32], squares: NDArray[np.float64]) ->
             squares[row, block] = _square_of(values, halves)
 
 
-@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+@_inlined  # type: ignore[untyped-decorator]
 def _add_few(
     updates: NDArray[np.float32],
     rows: NDArray[np.int64],
@@ -103,7 +120,7 @@ def _add_few(
             sums[i] += weight_one * np.float64(np.rint(scaled_one))
 
 
-@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+@_inlined  # type: ignore[untyped-decorator]
 def _fold(
     vector: NDArray[np.float32], shifts: NDArray[np.int64], folded: NDArray[np.float32]
 ) -> None:
@@ -121,7 +138,7 @@ def _fold(
             place = 0
 
 
-@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+@_inlined  # type: ignore[untyped-decorator]
 def _write_sketch(
     folded: NDArray[np.float32],
     next_shifts: NDArray[np.int64],
@@ -138,7 +155,7 @@ def _write_sketch(
         sketch[i] *= scale
 
 
-@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+@_inlined  # type: ignore[untyped-decorator]
 def _add_group(
     updates: NDArray[np.float32],
     rows: NDArray[np.int64],
@@ -225,44 +242,131 @@ def _numbers_at(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 -- Nu
     return signature, generated
 
 
-@njit(nogil=True, error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
-def _write_two(
-    one: NDArray[np.uint64],
-    two: NDArray[np.uint64],
+@intrinsic  # type: ignore[untyped-decorator]
+def _fetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 -- Numba's signature
+    """Ask for a line of memory that will be read soon; whatever the address, nothing else happens."""
+
+    def generated(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole = ir.IntType(32)
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        signature = ir.FunctionType(ir.VoidType(), [pointer.type, whole, whole, whole])
+        function = get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+        # To be read, from data, and kept in all caches.
+        builder.call(function, [pointer, whole(0), whole(0), whole(1)])
+        return context.get_dummy_value()
+
+    return void(address), generated
+
+
+@_inlined  # type: ignore[untyped-decorator]
+def _places_of_blocks(
+    lengths: NDArray[np.int64], num_blocks: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Say in which piece each block begins, and behind how many numbers of it."""
+    pieces, behind = np.empty(num_blocks, np.int64), np.empty(num_blocks, np.int64)
+    piece, done = 0, 0
+    for block in range(num_blocks):
+        while done >= lengths[piece]:
+            done -= lengths[piece]
+            piece += 1
+        pieces[block], behind[block] = piece, done
+        done += BLOCK
+    return pieces, behind
+
+
+@_inlined  # type: ignore[untyped-decorator]
+def _write_block(
+    addresses: NDArray[np.uint64],
+    lengths: NDArray[np.int64],
+    piece: int,
+    behind: int,
+    before: NDArray[np.float32],
+    update: NDArray[np.float32],
+    halves: NDArray[np.float32],
+) -> np.float64:
+    """Write a block of what came back minus what was sent, and give its squared length."""
+    square: np.float64
+    half = BLOCK // 2
+    if len(before) == BLOCK and lengths[piece] - behind >= BLOCK:  # nearly always
+        came_back = carray(_numbers_at(addresses[piece]), (lengths[piece],))
+        first, second = came_back[behind : behind + half], came_back[behind + half : behind + BLOCK]
+        own_first, own_second = before[:half], before[half:]
+        into_first, into_second = update[:half], update[half:]
+        for i in range(half):
+            one, two = first[i] - own_first[i], second[i] - own_second[i]
+            into_first[i], into_second[i] = one, two
+            halves[i] = one * one + two * two
+        square = _sum_of(halves)
+        return square
+    place = 0
+    while place < len(before):
+        here = min(lengths[piece] - behind, len(before) - place)
+        came_back = carray(_numbers_at(addresses[piece]), (lengths[piece],))
+        part = came_back[behind : behind + here]
+        own, into = before[place : place + here], update[place : place + here]
+        for i in range(here):
+            into[i] = part[i] - own[i]
+        place += here
+        behind = 0
+        piece += 1
+    square = _square_of(update[: len(before)], halves)
+    return square
+
+
+@_inlined  # type: ignore[untyped-decorator]
+def _add_block(
+    update: NDArray[np.float32],
+    start: int,
+    weight: float,
+    table: NDArray[np.float32],
+    low: NDArray[np.float64],
+    folded: NDArray[np.float32],
+    shifts: NDArray[np.int64],
+    next_address: np.uint64,
+) -> None:
+    """Add a block, which begins at a column, and ask for what will be read next."""
+    width, end = len(folded), start + len(update)
+    fold = start // width
+    within = start - fold * width
+    at = start
+    while at < end:
+        place = within + shifts[fold]
+        if place >= width:
+            place -= width
+        last = min(end, at + min(width - within, width - place))
+        within += last - at
+        if within == width:
+            fold, within = fold + 1, 0
+        while at < last:
+            here = min(NUMBERS_AHEAD, last - at)
+            for byte in range(4 * (at - start), 4 * (at - start + here), LINE_BYTES):
+                _fetch(next_address + np.uint64(byte))
+            part, signed_units = update[at - start : at - start + here], table[at : at + here]
+            into, sums = folded[place : place + here], low[at : at + here]
+            for i in range(here):
+                scaled = part[i] * signed_units[i]
+                into[i] += scaled
+                sums[i] += weight * np.float64(np.rint(scaled))
+            at += here
+            place += here
+
+
+@compiled(void(_ADDRESSES, _WHOLE, _NUMBERS, float64[:, ::1]))
+def measure_plain(
+    addresses: NDArray[np.uint64],
     lengths: NDArray[np.int64],
     before: NDArray[np.float32],
-    updates: NDArray[np.float32],
-    squares_of_one: NDArray[np.float64],
-    squares_of_two: NDArray[np.float64],
-    halves: NDArray[np.float32],
+    squares: NDArray[np.float64],
 ) -> None:
-    """Write what came back, at some addresses, minus what was sent; of two updates.
-
-    And the squared length of each block of them, while that is in the processor's first cache.
-    Both at once, because to wait for memory twice at a time takes half as long.
-    """
-    dim = len(before)
-    place = 0
-    for piece in range(len(one)):
-        length = lengths[piece]
-        from_one = carray(_numbers_at(one[piece]), (length,))
-        from_two = carray(_numbers_at(two[piece]), (length,))
-        done = 0
-        while done < length:
-            block = place // BLOCK
-            last = min((block + 1) * BLOCK, dim)
-            here = min(last - place, length - done)
-            came_one, came_two = from_one[done : done + here], from_two[done : done + here]
-            own = before[place : place + here]
-            into_one, into_two = updates[0, place : place + here], updates[1, place : place + here]
-            for i in range(here):
-                into_one[i] = came_one[i] - own[i]
-                into_two[i] = came_two[i] - own[i]
-            place += here
-            done += here
-            if place == last:
-                squares_of_one[block] = _square_of(updates[0, block * BLOCK : last], halves)
-                squares_of_two[block] = _square_of(updates[1, block * BLOCK : last], halves)
+    """Write the squared length of every block of every update, shape (n, num_blocks)."""
+    halves, update = np.empty(BLOCK // 2, np.float32), np.empty(BLOCK, np.float32)
+    pieces, behind = _places_of_blocks(lengths, squares.shape[1])
+    for row in range(len(addresses)):
+        for block in range(squares.shape[1]):
+            own = before[block * BLOCK : min((block + 1) * BLOCK, len(before))]
+            squares[row, block] = _write_block(
+                addresses[row], lengths, pieces[block], behind[block], own, update, halves
+            )
 
 
 @compiled(
@@ -277,7 +381,6 @@ def _write_two(
         float64,
         _NUMBERS,
         float64[::1],
-        float32[:, ::1],
         float32[:, ::1],
         _WHOLE,
         _WHOLE,
@@ -298,7 +401,6 @@ def add_plain(
     longest: float,
     table: NDArray[np.float32],
     low: NDArray[np.float64],
-    memory: NDArray[np.float32],
     folded: NDArray[np.float32],
     shifts: NDArray[np.int64],
     next_shifts: NDArray[np.int64],
@@ -309,36 +411,81 @@ def add_plain(
 ) -> None:
     """Measure updates; add and sketch those with strongest blocks from ``least`` to ``most``.
 
-    But not those longer than ``longest``. Two at a time are written into memory, and what becomes
-    of them there is what :func:`add_rows` does.
+    But not those longer than ``longest``. Block by block, some rows at a time: so the sums and what
+    was sent stay in the first cache, and every number of an update is read once, while the next
+    ones are on their way. Whether a row is to be added is known when it has been; if not, as much
+    is taken out again, which leaves no trace, since sums are whole numbers.
     """
-    halves = np.empty(BLOCK // 2, np.float32)
-    there = np.empty(2, np.int64)  # which of the two are added
-    counted = np.empty(2)
-    for number in range(0, len(rows), 2):
-        two = rows[number : number + 2]
-        _write_two(
-            addresses[two[0]],
-            addresses[two[-1]],
-            lengths,
-            before,
-            memory,
-            squares[two[0]],
-            squares[two[-1]],
-            halves,
-        )
-        num_added = 0
-        for place in range(len(two)):
-            row = two[place]
+    num_blocks, dim = squares.shape[1], len(before)
+    halves, update = np.empty(BLOCK // 2, np.float32), np.empty(BLOCK, np.float32)
+    pieces, behind = _places_of_blocks(lengths, num_blocks)
+    num_added = np.empty(len(folded), np.int64)  # blocks of each row
+    for first in range(0, len(rows), len(folded)):
+        few = rows[first : first + len(folded)]
+        folded[: len(few)] = 0
+        num_added[:] = 0
+        for block in range(num_blocks):
+            start, end = block * BLOCK, min((block + 1) * BLOCK, dim)
+            for number in range(len(few)):
+                row = few[number]
+                squares[row, block] = _write_block(
+                    addresses[row],
+                    lengths,
+                    pieces[block],
+                    behind[block],
+                    before[start:end],
+                    update,
+                    halves,
+                )
+                # What is not finite is not below.
+                if num_added[number] == block and np.sqrt(squares[row, block]) < most:
+                    next_block = block if number + 1 < len(few) else min(block + 1, num_blocks - 1)
+                    next_row = few[(number + 1) % len(few)]
+                    next_address = addresses[next_row, pieces[next_block]]
+                    next_address += np.uint64(4 * behind[next_block])
+                    _add_block(
+                        update[: end - start],
+                        start,
+                        weights[row],
+                        table,
+                        low,
+                        folded[number],
+                        shifts,
+                        next_address,
+                    )
+                    num_added[number] = block + 1
+        for number in range(len(few)):
+            row = few[number]
             strongest, total = 0.0, 0.0
-            for block in range(squares.shape[1]):
+            for block in range(num_blocks):
                 strongest = max(strongest, squares[row, block])
                 total += squares[row, block]
-            # What is not finite is not in between.
-            if least <= np.sqrt(strongest) < most and np.sqrt(total) <= longest:
-                there[num_added], counted[num_added] = place, weights[row]
+            if (
+                num_added[number] == num_blocks
+                and np.sqrt(strongest) >= least
+                and np.sqrt(total) <= longest
+            ):
                 is_added[row] = True
-                num_added += 1
-        _add_group(memory, there[:num_added], counted, table, low, folded, shifts)
-        for place in range(num_added):
-            _write_sketch(folded[place], next_shifts, scale, sketches[two[there[place]]])
+                _write_sketch(folded[number], next_shifts, scale, sketches[row])
+                continue
+            for block in range(num_added[number]):
+                start, end = block * BLOCK, min((block + 1) * BLOCK, dim)
+                _write_block(
+                    addresses[row],
+                    lengths,
+                    pieces[block],
+                    behind[block],
+                    before[start:end],
+                    update,
+                    halves,
+                )
+                _add_block(
+                    update[: end - start],
+                    start,
+                    -weights[row],
+                    table,
+                    low,
+                    folded[number],
+                    shifts,
+                    addresses[row, pieces[block]],
+                )

@@ -44,8 +44,8 @@ class Asked:
 
     Attributes
     ----------
-    client_id, position, round
-        To whom, where in the tree it was, and when.
+    client_id, node_id, position, round
+        To whom, on which of Flower's nodes, where in the tree it was, and when.
     is_at_leaf
         Whether that position was a leaf.
     sent
@@ -57,6 +57,7 @@ class Asked:
     """
 
     client_id: str
+    node_id: int
     position: int
     round: int
     is_at_leaf: bool
@@ -64,11 +65,6 @@ class Asked:
     base: str
     message: Message
     halves: int | None = None
-
-    @property
-    def node_id(self) -> int:
-        """Flower's id of the client's node."""
-        return self.message.metadata.dst_node_id
 
     @property
     def id(self) -> str:
@@ -216,16 +212,18 @@ class Federation:
                         self.keys.config: settings,
                     }
                 )
+            node_id = self.roster.node_ids[client_id]
             message = Message(
                 content=records[at.id],
                 message_type=message_type,
-                dst_node_id=self.roster.node_ids[client_id],
+                dst_node_id=node_id,
                 ttl=ttl_s,
                 group_id=str(this_round),
             )
             asked.append(
                 Asked(
                     client_id=client_id,
+                    node_id=node_id,
                     position=at.id,
                     round=this_round,
                     is_at_leaf=at.is_leaf,
