@@ -25,7 +25,6 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from threadpoolctl import threadpool_limits
 
 import fedbranch as fb
 from fedbranch.flower.arrays import Layout
@@ -150,27 +149,26 @@ def measure(num_arrays: int = 4, num_clients: int = 1000, repeats: int = 9) -> d
         len(array.data) for array in replies[0].content.array_records[KEYS.arrays].values()
     )
     into = np.empty(num_bytes, np.uint8)
-    with threadpool_limits(limits=1):  # the threads are ours, and a core has one
-        mean = theirs(replies)
-        server = ours.take_in(ours.federation()[0])
-        found = ours.layout.arrays_at(server.tree.root.params, server.tree.root.buffers)
-        difference = max(
-            float(np.linalg.norm(found[name] - mean[name]) / np.linalg.norm(mean[name]))
-            for name in model
-        )
-        if difference > 1e-6:
-            raise SystemExit(f"the means differ by {difference:.2g} of their length")
-        seconds: dict[str, list[float]] = {"FedAvg": [], "fedbranch": [], "copy": []}
-        for _ in range(repeats):
-            federation, _ = ours.federation()
-            for name, run in [
-                ("FedAvg", lambda: theirs(replies)),
-                ("fedbranch", lambda begun=federation: ours.take_in(begun)),
-                ("copy", lambda: copied(replies, into)),
-            ]:
-                began = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - began)
+    mean = theirs(replies)
+    server = ours.take_in(ours.federation()[0])
+    found = ours.layout.arrays_at(server.tree.root.params, server.tree.root.buffers)
+    difference = max(
+        float(np.linalg.norm(found[name] - mean[name]) / np.linalg.norm(mean[name]))
+        for name in model
+    )
+    if difference > 1e-6:
+        raise SystemExit(f"the means differ by {difference:.2g} of their length")
+    seconds: dict[str, list[float]] = {"FedAvg": [], "fedbranch": [], "copy": []}
+    for _ in range(repeats):
+        federation, _ = ours.federation()
+        for name, run in [
+            ("FedAvg", lambda: theirs(replies)),
+            ("fedbranch", lambda begun=federation: ours.take_in(begun)),
+            ("copy", lambda: copied(replies, into)),
+        ]:
+            began = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - began)
     best = {name: min(turns) for name, turns in seconds.items()}
     ratio = best["FedAvg"] / best["fedbranch"]
     return {
