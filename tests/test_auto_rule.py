@@ -711,3 +711,14 @@ def test_of_very_many_clients_some_are_compared_and_the_others_find_their_group(
     found = {frozenset(bowls.group_of[i] for i in ids) for ids in server.clusters.values()}
     assert sorted(map(sorted, found)) == [[0], [1], [2]]
     assert sum(map(len, server.clusters.values())) == 36
+
+
+def test_groups_that_alternate_are_seen_when_some_clients_are_compared(monkeypatch):
+    # Every second client would be of one group only.
+    monkeypatch.setattr("fedbranch.rules.auto.MOST_COMPARED", 20)
+    bowls = Bowls([*[0, 1] * 19, 0])
+
+    server, _ = bowls.run(8)
+
+    found = {frozenset(bowls.group_of[i] for i in ids) for ids in server.clusters.values()}
+    assert sorted(map(sorted, found)) == [[0], [1]]

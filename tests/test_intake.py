@@ -432,6 +432,66 @@ def test_a_round_that_failed_can_be_tried_again_with_the_same_intake():
     assert server.tree.root.params.tobytes() == other.tree.root.params.tobytes()
 
 
+def test_what_comes_when_the_round_is_over_is_refused():
+    updates = updates_of(10)
+    server = Server(DIM, rule=NeverSplit(), sketch=SIZE, keep_updates=False)
+    server.plan(sorted(updates))
+    intake = server.intake()
+    intake.add_all({i: update for i, update in updates.items() if i != "c009"})
+
+    server.step(intake)
+    (task,) = server.plan(["c009"]).values()
+    state = state_of(server)
+
+    for base in (None, task.base):  # whatever it was computed at
+        late = Update(updates["c009"].vector, num_examples=1, base=base)
+        assert intake.add("c009", late) == "came too late: the round is over"
+    batch = UpdateBatch(
+        client_ids=["c009"],
+        vectors=updates["c009"].vector[None, :],
+        num_examples=[1.0],
+        bases=[task.base],
+        metrics=[{}],
+    )
+    assert intake.add_batch(batch) == {"c009": "came too late: the round is over"}
+    assert "closed: 9 taken" in repr(intake)
+    assert state_of(server) == state
+
+
+def test_metrics_are_those_of_all_replies_that_were_used():
+    updates = updates_of(4)
+    server = Server(DIM, rule=NeverSplit(), sketch=SIZE)
+    server.plan(sorted(updates))
+    intake = server.intake()
+    nothing = Update(np.full(DIM, np.nan, np.float32), num_examples=1)
+    assert intake.add("c001", nothing) is not None
+
+    intake.add_all(updates)
+    record = server.step(intake)
+
+    assert set(record.metrics) == set(updates)
+    assert set(record.refused) == {"c001"}  # its first reply
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sketch": "1024"}, "sketch is '1024'; give the size"),
+        ({"sketch": 64.0}, "sketch is 64.0; give the size"),
+        ({"sketch": 64, "keep_updates": "no"}, "keep_updates is 'no'"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings, message):
+    with pytest.raises(TypeError, match=message):
+        Server(DIM, **settings)
+
+
+def test_what_is_no_reply_at_all_is_named():
+    server = Server(DIM)
+    with pytest.raises(TypeError, match="updates contain 1; pass a mapping"):
+        server.step([1, 2])
+
+
 # Updates that are added as they lie
 
 
@@ -706,7 +766,7 @@ def test_what_cannot_go_together_is_refused():
         Server(DIM, keep_updates=False)
     with pytest.raises(ValueError, match="no other aggregate than weighted_mean"):
         Server(DIM, sketch=SIZE, keep_updates=False, aggregate=median)
-    with pytest.raises(ValueError, match="size is 3"):
+    with pytest.raises(ValueError, match="sketch is 3"):
         Server(DIM, sketch=3)
     with pytest.raises(ValueError, match="sketch is for vectors of 299 numbers"):
         Server(DIM, sketch=Projection(dim=299, size=32))
@@ -728,7 +788,7 @@ def test_nobody_is_asked_to_measure_what_cannot_be_made():
         record = server.step(updates(tasks, number, True))
         verdicts += [decision.verdict for decision in record.decisions]
 
-    assert "hold" in verdicts
+    assert "hold" not in verdicts  # nor does anybody stand still for it
     assert len(server.clusters) == 2
 
 

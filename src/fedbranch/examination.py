@@ -128,6 +128,7 @@ def examine(
         proposal=proposal,
         losses=dict(sorted(case.losses.items())) if proposal else {},
         rounds_proposed=round - case.proposed_in if proposal else 0,
+        can_measure=means is None,
         num_examined=case.num_examined,
         num_merged=case.num_merged,
         rounds_since_examined=None if case.examined_at is None else node.version - case.examined_at,

@@ -28,6 +28,8 @@ from fedbranch.core.geometry import (
     to_numpy,
     weighted_mean,
 )
+from fedbranch.core.gram import column_blocks
+from fedbranch.core.samples import some_rows
 from fedbranch.messages import Reply, stacked
 
 __all__ = ["DEFAULT_GUARD", "Guard", "capped_weights"]
@@ -48,6 +50,7 @@ LENGTH_OF_DRAGGING = 5.0
 # By so many numbers of each update, compared with so many others, one sees who may be a stranger.
 NUMBERS_AT_FIRST = 8192
 OTHERS_AT_FIRST = 100
+NUMBERS_AT_ONCE = 2**24  # similarities of those who resemble none of these
 # Below, resembling nobody means something: in few dimensions everybody resembles somebody.
 WIDEST_BOUND = 0.3
 
@@ -313,8 +316,7 @@ def _why_too_long(name: str, times: float, limit: float) -> str:
 
 def _resemblance(updates: Array) -> NDArray[np.float64]:
     """Give the largest cosine of every update with any of a hundred others, without its sign."""
-    num_clients = updates.shape[0]
-    rows = np.unique(np.linspace(0, num_clients - 1, OTHERS_AT_FIRST).astype(np.intp))
+    rows = some_rows(updates.shape[0], OTHERS_AT_FIRST)
     similarity = np.abs(to_numpy(cosine_similarity(updates, take_rows(updates, rows.tolist()))))
     similarity[rows, np.arange(len(rows))] = 0  # not with itself
     largest: NDArray[np.float64] = similarity.max(axis=1).astype(np.float64)
@@ -347,13 +349,16 @@ def _strangers(ids: list[str], updates: Array, was_aside: NDArray[np.bool_]) -> 
         most_resemble & (resemblance <= first_bound),
     )
     found = {}
-    for row in np.flatnonzero(is_candidate).tolist():
-        similarity = np.abs(to_numpy(cosine_similarity(updates[row : row + 1], updates))[0])
-        similarity[row] = 0
-        nearest = float(similarity.max())
-        if nearest <= (min(CLEARLY * bound, WIDEST_BOUND) if was_aside[row] else bound):
-            found[ids[row]] = (
-                f"set aside: the update resembles nobody's (cosine at most {nearest:.2g}, which "
-                "is not clearly more than noise has by chance)"
-            )
+    candidates = np.flatnonzero(is_candidate)
+    for block in column_blocks(len(candidates), max(1, NUMBERS_AT_ONCE // num_clients)):
+        rows = candidates[block]
+        some = take_rows(updates, rows.tolist())
+        similarity = np.abs(to_numpy(cosine_similarity(some, updates)))
+        similarity[np.arange(len(rows)), rows] = 0  # not with itself
+        for row, nearest in zip(rows.tolist(), similarity.max(axis=1).tolist(), strict=True):
+            if nearest <= (min(CLEARLY * bound, WIDEST_BOUND) if was_aside[row] else bound):
+                found[ids[row]] = (
+                    f"set aside: the update resembles nobody's (cosine at most {nearest:.2g}, "
+                    "which is not clearly more than noise has by chance)"
+                )
     return found

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ from fedbranch.tree import ParameterTree
 __all__ = ["Intake", "Situation"]
 
 _UNKNOWN = "unknown client: it never joined or has left"
+_TOO_LATE = "came too late: the round is over"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +71,7 @@ class Intake:
     """Takes the replies of one round, from any number of threads, in any order.
 
     Made by :meth:`fedbranch.Server.intake`; :meth:`fedbranch.Server.step` then makes the round of
-    it. While it is filled the server must not be changed.
+    it, and whatever comes later is refused. While it is filled the server must not be changed.
 
     Attributes
     ----------
@@ -94,7 +95,26 @@ class Intake:
         self._stood: dict[str, int] = {}  # client id -> node for which it replied
         self._nodes = _standing(situation.tree)
         self._bases = {node.id: node.base for node in situation.tree}
+        self._is_closed = False
         self.refused: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        return (
+            f"<Intake of round {self.round}, {state}: {len(self._replies)} taken, "
+            f"{len(self.refused)} refused>"
+        )
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Take no more, since the round is made of what is here; if that fails, go on taking."""
+        with self._lock:
+            self._is_closed = True
+        try:
+            yield
+        except BaseException:
+            self._is_closed = False
+            raise
 
     @property
     def round(self) -> int:
@@ -202,9 +222,14 @@ class Intake:
         """Take all replies of a round; none of a client that replies more than once among them."""
         if isinstance(updates, UpdateBatch):
             return self.add_batch(updates)
-        return self._take_checked(
-            list(updates.items() if isinstance(updates, Mapping) else updates)
-        )
+        pairs = list(updates.items() if isinstance(updates, Mapping) else updates)
+        for pair in pairs:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise TypeError(
+                    f"updates contain {shortened(pair)}; pass a mapping from client ids to Updates, "
+                    "pairs of them, an UpdateBatch, or what Server.intake gave"
+                )
+        return self._take_checked(pairs)
 
     def refuse(self, refused: Mapping[str, str]) -> None:
         """Note of clients that there is no reply of use, as whoever collects them has found.
@@ -257,6 +282,7 @@ class Intake:
         with self._lock:
             for client_id, (base, reply) in usable.items():
                 try:
+                    self._check_open()
                     node_id = nodes[client_id]
                     if node_id is None:
                         raise InvalidUpdate(_UNKNOWN)
@@ -283,7 +309,12 @@ class Intake:
             self._note(refused)
         return refused
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidUpdate(_TOO_LATE)
+
     def _check_sender(self, client_id: str) -> None:
+        self._check_open()
         if not isinstance(client_id, str):
             raise InvalidUpdate(f"unknown client: its id is a {type(client_id).__name__}")
         if client_id not in self._situation.tree:
@@ -324,7 +355,7 @@ class Intake:
             claims = {
                 row: claim
                 for row, claim in claims.items()
-                if batch.client_ids[row] not in self._answered
+                if batch.client_ids[row] not in self._answered and not self._is_closed
             }
             ids = {row: batch.client_ids[row] for row in claims}
             self._answered.update(ids.values())

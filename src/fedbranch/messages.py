@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = [
     "replies_to_tensors",
     "shortened",
     "shown_id",
+    "some_of",
     "stacked",
 ]
 
@@ -425,7 +427,7 @@ def checked_ids(client_ids: Iterable[str]) -> list[str]:
         raise ValueError(f"the client id {shortened(client_id)} {problem}")
     twice = [client_id for client_id, count in Counter(ids).items() if count > 1]
     if twice:
-        raise ValueError(f"clients {twice[:10]} are named more than once; name each once")
+        raise ValueError(f"clients {some_of(twice)} are named more than once; name each once")
     return ids
 
 
@@ -441,6 +443,18 @@ def shortened(value: object) -> str:
     except Exception:  # a whole number with too many digits, or an object with a broken repr
         return f"a {type(value).__name__} that cannot be shown"
     return one_line(_ADDRESS.sub("", text), 80)
+
+
+def some_of(client_ids: Collection[str], most: int = 10) -> str:
+    """Name clients in a message: so many, and how many others.
+
+    Examples
+    --------
+    >>> some_of(["a", "b", "c"], most=2)
+    "['a', 'b'] and 1 more"
+    """
+    named = f"{list(islice(client_ids, most))}"
+    return named if len(client_ids) <= most else f"{named} and {len(client_ids) - most:,} more"
 
 
 def shown_id(client_id: object) -> str:

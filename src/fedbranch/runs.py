@@ -22,6 +22,7 @@ releases, says what SHA-256 it has to have, so that damage is noticed and named.
 from __future__ import annotations
 
 import json
+import reprlib
 import sys
 import warnings
 from collections.abc import Collection, Mapping
@@ -210,8 +211,9 @@ class RunFolder:
         for name, value in as_saved.items():
             if name not in may_differ and self.about.get(name) != value:
                 raise UnusableRun(
-                    f"{self.path} cannot be resumed: its {name} is not the one given now; "
-                    "resume with the same settings and clients, or choose another folder"
+                    f"{self.path} cannot be resumed: its {name} is not the one given now "
+                    f"({reprlib.repr(self.about.get(name))} was saved, {reprlib.repr(value)} given); resume with "
+                    "the same settings and clients, or choose another folder"
                 )
 
     def _settle_on_a_state(self) -> None:

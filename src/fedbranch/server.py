@@ -26,7 +26,7 @@ from fedbranch.acceptance import Expected, check_losses
 from fedbranch.cases import Case, Outcome, usual_lengths
 from fedbranch.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
-from fedbranch.core.sketch import Projection
+from fedbranch.core.sketch import SMALLEST_SIZE, Projection
 from fedbranch.edges import Edge, EdgeCache, restored_cache
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Weighting, examine, proposed_trials
@@ -41,6 +41,7 @@ from fedbranch.messages import (
     UpdateBatch,
     checked_ids,
     shown_id,
+    some_of,
     stacked,
 )
 from fedbranch.presence import Presence
@@ -49,7 +50,7 @@ from fedbranch.reviews import Reviews, compared_models, merged_model
 from fedbranch.rules import AutoRule, Rule, rule_from_state, rule_to_state
 from fedbranch.tree import ParameterTree, read_only
 
-__all__ = ["Server"]
+__all__ = ["Server", "check_keeping"]
 
 _AS_THE_PAPER = Guard(ignored_share=0.0, num_best=1)
 EXAMINATIONS_TO_FORGET = 6  # how many a split that did not pay counts for
@@ -159,18 +160,9 @@ class Server:
         self.aggregate = aggregate
         self.max_examples = float(max_examples)
         self.guard = guard
-        self.projection = _checked_projection(sketch, self._expected.num_compared)
+        check_keeping(sketch, keep_updates=keep_updates, aggregate=aggregate)
+        self.projection = _projection_of(sketch, self._expected.num_compared)
         self.keep_updates = keep_updates
-        if not keep_updates and self.projection is None:
-            raise ValueError(
-                "keep_updates is False without sketches; clusters are then found by nothing: give "
-                "the size of a sketch as well, such as sketch=1024"
-            )
-        if not keep_updates and aggregate is not weighted_mean:
-            raise ValueError(
-                f"aggregate is {aggregate!r} and keep_updates False; updates that are added up as "
-                "they come have no other aggregate than weighted_mean"
-            )
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
         self._on_trial: dict[str, tuple[int, int, list[int]]] = {}  # client id -> node, number
@@ -358,9 +350,15 @@ class Server:
         if not isinstance(updates, Intake):
             intake.add_all(updates)
         intake.check_still_fits(self.tree, this_round)
+        with intake.closing():
+            return self._step(intake, losses or {})
+
+    def _step(self, intake: Intake, losses: Mapping[str, Sequence[float]]) -> RoundRecord:
+        """Make the round of what was taken in."""
+        this_round = self.round + 1
         gone = intake.gone()
         replies = {i: reply for i, reply in intake.replies.items() if i not in gone}
-        refused = intake.refused | gone
+        refused = dict(gone)
         routed, at_leaves = self._route(replies, refused)
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         leaf_ids = self.tree.positions.of_all(list(at_leaves))
@@ -372,7 +370,7 @@ class Server:
         set_aside = self._guarded(cases)
         refused |= set_aside
         unusable: dict[str, str] = {}  # losses, by client id
-        reviewed = self._sort_losses(losses or {}, cases, unusable)
+        reviewed = self._sort_losses(losses, cases, unusable)
         arrivals = Counter(move.to_node for move in routed)
         answers = Counter(
             leaf_of[client_id] for client_id in at_leaves if client_id not in set_aside
@@ -425,7 +423,7 @@ class Server:
         record = RoundRecord(
             round=self.round,
             decisions=(*(outcome.decision for outcome in outcomes), *reviews),
-            refused=dict(sorted((unusable | refused).items())),
+            refused=dict(sorted((unusable | intake.refused | refused).items())),
             routed=routed,
             joined=tuple(sorted(self._joined)),
             left=tuple(sorted(self._left)),
@@ -622,7 +620,7 @@ class Server:
         missing = self.tree.positions.missing(ids)
         if len(missing) < len(ids):
             known = sorted(set(ids) - set(missing))
-            raise ValueError(f"clients {known} have already joined")
+            raise ValueError(f"clients {some_of(known)} have already joined")
         self._place_newcomers(ids, self.tree[node_id].id)
 
     def _place_newcomers(self, client_ids: Iterable[str], node_id: int) -> None:
@@ -661,7 +659,9 @@ class Server:
         ids = checked_ids(client_ids)
         unknown = self.tree.positions.missing(ids)
         if unknown:
-            raise ValueError(f"clients {unknown} are not known; they never joined or have left")
+            raise ValueError(
+                f"clients {some_of(unknown)} are not known; they never joined or have left"
+            )
         return ids
 
     def _forget_reply(self, client_id: str) -> None:
@@ -865,12 +865,39 @@ class Server:
         return server
 
 
-def _checked_projection(sketch: int | Projection | None, num_compared: int) -> Projection | None:
+def check_keeping(
+    sketch: int | Projection | None, *, keep_updates: bool, aggregate: Aggregate
+) -> None:
+    """Raise TypeError or ValueError unless a server can keep updates, or sketches, like that."""
+    if sketch is not None and not isinstance(sketch, Projection):
+        try:
+            size = operator.index(sketch)
+        except TypeError:
+            raise TypeError(
+                f"sketch is {sketch!r}; give the size of sketches as a whole number, such as 1024"
+            ) from None
+        if size < SMALLEST_SIZE:
+            raise ValueError(f"sketch is {sketch}; sketches have at least {SMALLEST_SIZE} numbers")
+    if not isinstance(keep_updates, bool):
+        raise TypeError(f"keep_updates is {keep_updates!r}; it must be True or False")
+    if not keep_updates and sketch is None:
+        raise ValueError(
+            "keep_updates is False without sketches; clusters are then found by nothing: give "
+            "the size of a sketch as well, such as sketch=1024"
+        )
+    if not keep_updates and aggregate is not weighted_mean:
+        raise ValueError(
+            f"aggregate is {aggregate!r} and keep_updates False; updates that are added up as "
+            "they come have no other aggregate than weighted_mean"
+        )
+
+
+def _projection_of(sketch: int | Projection | None, num_compared: int) -> Projection | None:
     if sketch is None:
         return None
     projection = sketch
     if not isinstance(projection, Projection):
-        projection = Projection(dim=num_compared, size=operator.index(projection))
+        projection = Projection(dim=num_compared, size=projection)
     if projection.dim != num_compared:
         raise ValueError(
             f"sketch is for vectors of {projection.dim} numbers; what is compared has {num_compared}"

@@ -239,3 +239,9 @@ def test_what_are_no_updates_is_an_error():
         hierarchy_of(np.ones(4))
     with pytest.raises(ValueError, match="memory_bytes is -5"):
         hierarchy_of(np.ones((4, 3)), memory_bytes=-5)
+
+
+@pytest.mark.parametrize("memory_bytes", [1e9, "1GB"])
+def test_memory_is_a_whole_number_of_bytes(memory_bytes):
+    with pytest.raises(TypeError, match=r"memory_bytes is .*; give a whole number"):
+        hierarchy_of(np.eye(3), memory_bytes=memory_bytes)

@@ -13,6 +13,7 @@ the similarity of the path's weakest is needed no more if it comes after that in
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -85,8 +86,15 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     array([0, 0, 1])
     """
     xp = checked_namespace(updates, "updates")
-    if memory_bytes is not None and memory_bytes < 1:
-        raise ValueError(f"memory_bytes is {memory_bytes}; it must be at least 1")
+    if memory_bytes is not None:
+        try:
+            memory_bytes = operator.index(memory_bytes)
+        except TypeError:
+            raise TypeError(
+                f"memory_bytes is {memory_bytes!r}; give a whole number, such as 2**30 for 1 GiB"
+            ) from None
+        if memory_bytes < 1:
+            raise ValueError(f"memory_bytes is {memory_bytes}; it must be at least 1")
     on_host = is_on_host(updates)
     if memory_bytes is None:
         memory_bytes = BYTES_ON_HOST if on_host else BYTES_ELSEWHERE

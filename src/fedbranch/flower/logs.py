@@ -40,9 +40,8 @@ def log_record(record: RoundRecord) -> None:
             if name in decision.measurements
         }
         measured = ", ".join(f"{word} {norm:.3g}" for word, norm in norms.items())
-        log.info(
-            "\tnode %d: %s: %s; %s", decision.node_id, decision.verdict, measured, decision.reason
-        )
+        said = f"{measured}; {decision.reason}" if measured else decision.reason
+        log.info("\tnode %d: %s: %s", decision.node_id, decision.verdict, said)
 
 
 def log_result(result: ClusteredResult) -> None:

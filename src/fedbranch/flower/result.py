@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from fedbranch.flower.arrays import Layout
+from fedbranch.messages import some_of
 from fedbranch.runs import Round
 from fedbranch.tree import ParameterTree
 
@@ -57,10 +58,10 @@ class ClusteredResult(Result):
     def arrays_of(self, client_id: str) -> ArrayRecord:
         """Give a client's model."""
         if client_id not in self.tree:
-            known = {i: self.names[i] for i in self.tree.client_ids if i in self.names}
-            raise ValueError(
-                f"there is no client {client_id!r}; the clients are {known or self.tree.client_ids}"
-            )
+            there = [
+                f"{i} ({self.names[i]})" if i in self.names else i for i in self.tree.client_ids
+            ]
+            raise ValueError(f"there is no client {client_id!r}; the clients are {some_of(there)}")
         return self.arrays_at(self.tree.position(client_id))
 
     def __repr__(self) -> str:

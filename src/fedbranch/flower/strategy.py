@@ -37,7 +37,7 @@ from fedbranch.records import RoundRecord
 from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
 from fedbranch.seeds import draw_clients, stream_seed
-from fedbranch.server import Server
+from fedbranch.server import Server, check_keeping
 
 __all__ = ["ClusteredStrategy"]
 
@@ -195,6 +195,7 @@ class ClusteredStrategy(Strategy):
             is_number = isinstance(value, Real)
             if not is_number or not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; it must be at least 0")
+        check_keeping(sketch, keep_updates=keep_updates, aggregate=aggregate)
         if resume and checkpoint_dir is None:
             raise ValueError("resume=True without a checkpoint_dir; say where the run is")
 
@@ -202,6 +203,12 @@ class ClusteredStrategy(Strategy):
         """Log the settings."""
         log.info("\t├──> Rule: %s", self.rule)
         log.info("\t├──> Against hostile clients: %s", self.guard or "nothing")
+        if self.sketch is not None:
+            log.info(
+                "\t├──> Updates: compared by sketches (%s), %s",
+                self.sketch,
+                "and kept until the round is decided" if self.keep_updates else "not kept",
+            )
         log.info(
             "\t├──> Sampling: train %.2f (at least %d), evaluate %.2f (at least %d), of at least "
             "%d nodes; seed %d",

@@ -12,6 +12,7 @@ from scipy.stats import wilcoxon
 
 from fedbranch.core.bipartition import bipartition, separation_gap
 from fedbranch.core.geometry import take_rows
+from fedbranch.core.samples import some_rows
 from fedbranch.core.structure import compared_halves, find_structure
 from fedbranch.rules.credibility import opposed_groups
 from fedbranch.rules.evidence import (
@@ -185,9 +186,9 @@ class AutoRule:
         evidence = about.evidence
         assert evidence.half_differences is not None
         # Whoever could not make halves is routed, like those who have not answered.
-        places = np.arange(len(evidence.halved_rows))
-        if len(places) > MOST_COMPARED:
-            places = np.linspace(0, len(places) - 1, MOST_COMPARED).astype(np.intp)
+        places = some_rows(
+            len(evidence.halved_rows), MOST_COMPARED, evidence.node_id, evidence.round
+        )
         rows = [evidence.halved_rows[place] for place in places.tolist()]
         halves = compared_halves(
             take_rows(evidence.updates, rows),
@@ -259,7 +260,13 @@ class AutoRule:
         doubt = _still_converging(about) if self.only_conflicts else ""
         if doubt:
             return about.train(f"{what}, but perhaps no conflict: {doubt}")
-        return about.propose(f"{what}: {why}; asks whether a split would pay", group_of)
+        members: dict[int, list[str]] = {}
+        for client_id, group in group_of.items():
+            members.setdefault(group, []).append(client_id)
+        groups = tuple(tuple(members[group]) for group in sorted(members))
+        if not about.evidence.can_measure:
+            return self._split_without_losses(about, f"{what}: {why}", groups)
+        return about.propose(f"{what}: {why}; asks whether a split would pay", groups)
 
     def _does_it_pay(self, about: _Answer) -> Decision:
         evidence = about.evidence
@@ -276,7 +283,7 @@ class AutoRule:
                 return about.train(
                     f"{what}, but only {len(evidence.losses)} of {num_needed} needed losses came in"
                 )
-            return self._split_without_losses(about, what)
+            return self._split_without_losses(about, what, evidence.proposal)
         told_gains = _gains(evidence.losses)
         overruled = self._overruled(evidence, told_gains)
         gains = {
@@ -306,11 +313,12 @@ class AutoRule:
                 "updates point elsewhere"
             )
         if p_value <= self.error_level and worst > 0:
-            return about.split(f"{what}: {told}")
+            return about.split(f"{what}: {told}", evidence.proposal)
         if self._others_pay(evidence, gains):
             return about.split(
                 f"{what}: all clients outside the largest group are better off, and it does not "
-                f"mind; {told}"
+                f"mind; {told}",
+                evidence.proposal,
             )
         return about.train(f"{what}, but a split does not pay: {told}, worst group {worst:.3g}")
 
@@ -348,7 +356,7 @@ class AutoRule:
             for pair in _pairs(losses)
         ]
         remaining = [gains[i] for i in largest if i in gains]
-        is_confirmed = _confirmed_by_halves(evidence)
+        is_confirmed = _confirmed_by_halves(evidence, evidence.proposal)
         return (
             len(largest) > len(gains) / 2
             and bool(pairs)
@@ -358,17 +366,18 @@ class AutoRule:
             and sum(gains.values()) > 0
         )
 
-    def _split_without_losses(self, about: _Answer, what: str) -> Decision:
+    def _split_without_losses(self, about: _Answer, what: str, groups: Groups) -> Decision:
         evidence = about.evidence
-        if _confirmed_by_halves(evidence):
+        if _confirmed_by_halves(evidence, groups):
             return about.split(
                 f"{what}, confirmed by the other half of the data; nobody could measure whether it "
-                "pays"
+                "pays",
+                groups,
             )
-        if len(evidence.client_ids) <= len(evidence.proposal):
+        if len(evidence.client_ids) <= len(groups):
             return about.train(f"{what}, but too few clients are left to tell")
-        gap = gap_between(best_hierarchy(evidence), len(evidence.proposal))
-        about.measured |= {"num_groups": len(evidence.proposal), "gap": gap}
+        gap = gap_between(best_hierarchy(evidence), len(groups))
+        about.measured |= {"num_groups": len(groups), "gap": gap}
         least = least_gap(evidence, has_losses=False)
         if gap < least:
             return about.train(
@@ -376,7 +385,8 @@ class AutoRule:
                 f"between similarities is less than {least:.2g}"
             )
         return about.split(
-            f"{what}: a gap of {gap:.2f} between similarities; nobody could measure whether it pays"
+            f"{what}: a gap of {gap:.2f} between similarities; nobody could measure whether it pays",
+            groups,
         )
 
     def review(self, review: Review) -> Decision:
@@ -442,15 +452,11 @@ class _Answer:
         asks: Asks = "losses" if self.evidence.proposal else "nothing"
         return self._decision("hold", reason, self.evidence.proposal, asks)
 
-    def propose(self, reason: str, group_of: Mapping[str, int]) -> Decision:
-        members: dict[int, list[str]] = {}
-        for client_id, group in group_of.items():
-            members.setdefault(group, []).append(client_id)
-        proposal = tuple(tuple(members[group]) for group in sorted(members))
-        return self._decision("hold", reason, proposal, "losses")
+    def propose(self, reason: str, groups: Groups) -> Decision:
+        return self._decision("hold", reason, groups, "losses")
 
-    def split(self, reason: str) -> Decision:
-        return self._decision("split", reason, self.evidence.proposal, "nothing")
+    def split(self, reason: str, groups: Groups) -> Decision:
+        return self._decision("split", reason, groups, "nothing")
 
     def _decision(self, verdict: Verdict, reason: str, groups: Groups, asks: Asks) -> Decision:
         return Decision(
@@ -488,10 +494,10 @@ def _still_converging(about: _Answer) -> str:
     return ""
 
 
-def _confirmed_by_halves(evidence: Evidence) -> bool:
-    """Whether the proposal comes from half updates."""
+def _confirmed_by_halves(evidence: Evidence, groups: Groups) -> bool:
+    """Whether groups come from half updates."""
     halved = {evidence.client_ids[row] for row in evidence.halved_rows}
-    return all(client_id in halved for group in evidence.proposal for client_id in group)
+    return all(client_id in halved for group in groups for client_id in group)
 
 
 def _was_close(measured: Mapping[str, float]) -> bool:

@@ -84,6 +84,9 @@ class Evidence:
         of everybody's data and measured on the other half. Empty unless there is a proposal.
     rounds_proposed
         How many rounds ago the proposal was made.
+    can_measure
+        Whether the server can make the models that clients would measure to find out whether a
+        split pays; not if it has added updates up and kept none.
     num_examined
         How many examinations with half updates did not end in a split.
     rounds_since_examined
@@ -121,6 +124,7 @@ class Evidence:
     proposal: Groups = ()
     losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     rounds_proposed: int = 0
+    can_measure: bool = True
     num_examined: int = 0
     rounds_since_examined: int | None = None
     num_merged: int = 0
