@@ -77,3 +77,32 @@ def test_sketches_alone_need_a_wider_gap():
     assert least_gap(whole) == least_gap(sketched(whole, size=256, is_kept=True)) == 0.2
     assert least_gap(sketched(whole, size=256, is_kept=False)) == pytest.approx(0.2 + 2 / 16)
     assert least_gap(whole, has_losses=False) == 0.4
+
+
+def many_small_groups(seed, num_groups=100, num_clients=200, dim=4000, noise=1.5):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(num_groups, dim))
+    groups = np.arange(num_clients) % num_groups
+    return evidence(centres[groups] + noise * rng.normal(size=(num_clients, dim)))
+
+
+def with_heavy_coordinates(seed, num_clients=40, dim=20_000):
+    rng = np.random.default_rng(seed)
+    pulls = rng.normal(size=(2, dim))
+    updates = (pulls / np.linalg.norm(pulls, axis=1)[:, None])[np.arange(num_clients) % 2]
+    updates[np.arange(num_clients), rng.choice(dim, num_clients, replace=False)] += 1
+    return evidence(updates)
+
+
+@pytest.mark.parametrize("size", [64, 256, 1024, 4096])
+@pytest.mark.parametrize("make", [many_small_groups, with_heavy_coordinates])
+def test_a_gap_that_sketches_hide_is_seen_in_full(make, size):
+    for seed in range(6):
+        whole = make(seed)
+        merges, num_groups, gap = widest_gap(whole)
+        found, num_found, gap_found = widest_gap(sketched(whole, size=size, is_kept=True))
+
+        assert (gap_found >= least_gap(whole)) == (gap >= least_gap(whole))
+        if gap >= least_gap(whole):
+            assert num_found == num_groups
+            assert np.array_equal(found.groups(num_groups), merges.groups(num_groups))

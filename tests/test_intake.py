@@ -980,3 +980,19 @@ def test_an_intake_does_not_outlive_a_change_of_the_tree():
 
     with pytest.raises(ValueError, match="the tree has changed"):
         server.step(intake)
+
+
+@pytest.mark.parametrize(("size", "noise"), [(64, 1.5), (256, 2.5), (1024, 3.0)])
+def test_the_default_rule_decides_as_by_whole_updates_if_they_are_kept(size, noise):
+    dim = 4_000
+    ids, _, updates = planted(40, 4, dim, noise, seed=1)
+
+    found, exact = [], []
+    for made, settings in ((found, {"sketch": size}), (exact, {})):
+        server = Server(dim, rule=AutoRule(), **settings)
+        for number in range(4):
+            record = server.step(updates(server.plan(ids), number, True))
+            made.append([(d.verdict, d.groups) for d in record.decisions])
+
+    assert found == exact
+    assert len(server.clusters) == 4

@@ -137,6 +137,9 @@ def examine(
         past=tuple(case.past),
         projection=projection,
         whole=whole,
+        whole_half_differences=(
+            _frozen(stacked(halved, "whole_half")) if halved and whole is not None else None
+        ),
     )
     evidence.__dict__["lengths"] = lengths  # or its cached property would measure them again
     if projection is not None:

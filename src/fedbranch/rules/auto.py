@@ -190,9 +190,12 @@ class AutoRule:
             len(evidence.halved_rows), MOST_COMPARED, evidence.node_id, evidence.round
         )
         rows = [evidence.halved_rows[place] for place in places.tolist()]
+        updates, half_differences = evidence.updates, evidence.half_differences
+        if evidence.whole is not None and evidence.whole_half_differences is not None:
+            # How clear groups are may hang on little, and sketches add an error of their own.
+            updates, half_differences = evidence.whole, evidence.whole_half_differences
         halves = compared_halves(
-            take_rows(evidence.updates, rows),
-            take_rows(evidence.half_differences, places.tolist()),
+            take_rows(updates, rows), take_rows(half_differences, places.tolist())
         )
         found = find_structure(halves)
         about.measured |= {"noise": halves.noise, "num_halved": len(rows)}

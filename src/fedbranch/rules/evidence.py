@@ -105,6 +105,8 @@ class Evidence:
     whole
         Where there are sketches and the server keeps the updates as well: what is compared, in
         full, a row for each client.
+    whole_half_differences
+        Likewise ``half_differences`` in full.
     """
 
     node_id: int
@@ -133,6 +135,7 @@ class Evidence:
     past: Sequence[PastRound] = ()
     projection: Projection | None = None
     whole: Array | None = None
+    whole_half_differences: Array | None = None
 
     @cached_property
     def lengths(self) -> NDArray[np.float64]:

@@ -6,8 +6,11 @@ federation without conflicts has shown; and a wider one still if nobody can meas
 
 from __future__ import annotations
 
+from functools import partial
+
 from fedbranch.core.bipartition import Hierarchy
 from fedbranch.core.forest import hierarchy_of
+from fedbranch.core.refine import are_edges_right, cosines_of_pairs, likely_error
 from fedbranch.rules.evidence import Evidence
 
 __all__ = ["best_hierarchy", "gap_between", "least_gap", "widest_gap"]
@@ -21,12 +24,25 @@ ERRORS_IN_A_GAP = 2
 def widest_gap(evidence: Evidence) -> tuple[Hierarchy, int, float]:
     """Give single linkage, the number of groups with the widest gap below it, and that gap.
 
-    Where sketches show one that may be wide enough, the updates decide, if they are there.
+    Where there may be one that is wide enough, the updates decide, if they are there.
     """
     found = _widest(hierarchy_of(evidence.updates), evidence)
-    if evidence.whole is not None and found[2] >= LEAST_GAP - _gap_of_sketches(evidence):
+    if _may_hide_a_gap(found[0], found[2], evidence):
         found = _widest(best_hierarchy(evidence), evidence)
     return found
+
+
+def _may_hide_a_gap(merges: Hierarchy, gap: float, evidence: Evidence) -> bool:
+    """Whether updates in full, if they are there, may show a gap that is wide enough.
+
+    If no similarity is off by more than the error, no height of single linkage is either.
+    """
+    if evidence.whole is None or evidence.projection is None:
+        return False
+    error = likely_error(evidence.projection, merges.num_clients)
+    if gap >= LEAST_GAP - 2 * error:
+        return True
+    return not are_edges_right(merges, error, partial(cosines_of_pairs, evidence.whole))
 
 
 def _widest(merges: Hierarchy, evidence: Evidence) -> tuple[Hierarchy, int, float]:
