@@ -584,11 +584,12 @@ def test_updates_that_are_added_as_they_lie_are_as_if_they_had_been_written_down
     assert all(record.metrics for record in records)
 
 
-def test_a_batch_of_which_nothing_can_be_used_leaves_no_trace():
+@pytest.mark.parametrize("guard", [None, Guard()])
+def test_a_batch_of_which_nothing_can_be_used_leaves_no_trace(guard):
     pytest.importorskip("numba", reason="there is no machine code without Numba")
     states = []
     for is_there in (False, True):
-        server = Server(DIM, rule=NeverSplit(), sketch=SIZE, keep_updates=False, guard=None)
+        server = Server(DIM, rule=NeverSplit(), sketch=SIZE, keep_updates=False, guard=guard)
         (task,) = server.plan(["a"]).values()
         intake = server.intake()
         if is_there:
@@ -964,6 +965,23 @@ def test_who_leaves_between_reply_and_round_is_refused_alone():
     assert record.refused == {"b": "has left since it replied"}
     assert record.decisions[0].measurements["num_answered"] == 2
     assert server.tree.root.params.tolist() == [1, 1, 0, 1]
+
+
+def test_who_leaves_after_a_reply_that_was_too_long_stops_no_round():
+    server = Server(DIM, rule=NeverSplit(), sketch=SIZE, keep_updates=False)
+    for number in (1, 2):
+        updates = similar_updates(20, number)
+        server.plan(updates)
+        intake = server.intake()
+        if number == 2:
+            updates["c000"] = Update(1e20 * updates["c000"].vector, num_examples=1)
+        intake.add_all(updates)
+        if number == 2:
+            server.remove(["c000"])
+        record = server.step(intake)
+
+    assert "times as long as usual" in record.refused["c000"]
+    assert record.decisions[0].measurements["num_answered"] == 19
 
 
 def test_an_intake_is_for_its_own_server_only():

@@ -196,9 +196,12 @@ class Adding:
                 return set()
         is_sure = can_be_added_plain(updates, longest)
         with self._lock:
-            settled = self._sums_at(node_id).settle(
+            sums = self._sums.get(node_id) or Sums(self._new_part())
+            settled = sums.settle(
                 {client_ids[row]: float(counted[row]) for row in rows if is_sure[row]}, self._guard
             )
+            if settled:  # a leaf of which nothing can be used has no sums
+                self._sums[node_id] = sums
         claimed = {row for row in rows if client_ids[row] in settled}
         counted[sorted(set(rows) - claimed)] = 0
         return claimed

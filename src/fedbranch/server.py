@@ -375,7 +375,8 @@ class Server:
         answers = Counter(
             leaf_of[client_id] for client_id in at_leaves if client_id not in set_aside
         )
-        still_aside = (self._set_aside - at_leaves.keys()) | set_aside.keys() | intake.aside
+        aside = {i for i in intake.aside if i in self.tree}  # the others have left since
+        still_aside = (self._set_aside - at_leaves.keys()) | set_aside.keys() | aside
         absent = self._absent(cases, still_aside)
         outcomes: list[Outcome] = []
         num_leaves = len(self.tree.leaves)

@@ -369,6 +369,23 @@ def test_who_can_be_added_as_it_lies_is_known_before(machine_code, seed):
     assert 0 < before_it.sum() < 40
 
 
+def test_who_is_as_long_as_may_be_is_added_if_that_was_said_before(machine_code):
+    machine_code(True)
+    dim = 16 * 1024
+    update = np.zeros((1, dim), np.float32)
+    update[0, 1023::1024] = 2.0**-27  # whose squares a sum in another order loses
+    update[0, -1] = 1
+    there, _ = lying(update, [dim], np.zeros(dim, np.float32))
+    for steps in range(-40, 40):
+        longest = (1 + steps * 2.0**-52) / (1 - 1e-9)
+        total = ExactSum(dim, Projection(dim=dim, size=16))
+
+        is_sure = can_be_added_plain(there, longest)
+        found = total.add_plain(there, np.ones(1), longest)
+
+        assert found.is_added[0] or not is_sure[0]
+
+
 def test_who_is_too_long_is_not_added_as_it_lies(machine_code):
     machine_code(True)
     updates, before = some_updates(12, 3000, spread=0.3), np.zeros(3000, np.float32)

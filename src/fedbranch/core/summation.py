@@ -87,7 +87,8 @@ def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
 def can_be_added_plain(updates: Differences, longest: float = math.inf) -> NDArray[np.bool_]:
     """Say which updates :meth:`ExactSum.add_plain` adds, whatever it was given before."""
     is_plain: NDArray[np.bool_] = _plain_units(_strongest(updates.squares)) != NO_UNIT
-    return is_plain & (_lengths(updates.squares) <= longest * NEARLY)
+    # With room: where they are added, squares are added up in another order.
+    return is_plain & (_lengths(updates.squares) <= longest * NEARLY * NEARLY)
 
 
 class _Class:
