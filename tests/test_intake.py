@@ -1014,3 +1014,21 @@ def test_the_default_rule_decides_as_by_whole_updates_if_they_are_kept(size, noi
 
     assert found == exact
     assert len(server.clusters) == 4
+
+
+def test_sketches_have_no_more_numbers_than_what_is_compared():
+    server = Server(100, sketch=2_000_000)
+
+    assert server.projection.size == 100
+    assert Server(10, sketch=1024).projection.size == 16
+
+
+def test_sketches_as_long_as_updates_decide_without_comparing_these():
+    ids, _, updates = planted(12, 2, 300, 0.3, seed=0)
+    rule = Thresholds(eps_mean=1e9, eps_max=1e-9, gamma_max=0.7)
+    server = Server(300, rule=rule, sketch=300)
+
+    (decision,) = server.step(updates(server.plan(ids), 0, False)).decisions
+
+    assert decision.verdict == "split"
+    assert decision.measurements["num_compared_in_full"] < 12 * 11 / 2

@@ -418,8 +418,8 @@ class Server:
             num_done[decision.node_id] = num_done.get(decision.node_id, 0) + 1
             if decision.verdict == "merge":
                 self.merge_split(decision.node_id)
+            self._forget_replies(list(decision.moves))
             for client_id, leaf_id in decision.moves.items():
-                self._forget_reply(client_id)
                 self.tree.place(client_id, leaf_id)
         record = RoundRecord(
             round=self.round,
@@ -641,8 +641,7 @@ class Server:
     def remove(self, client_ids: Iterable[str]) -> None:
         """Let clients leave. If one comes back it is a newcomer and finds its way down again."""
         ids = self._known(client_ids)
-        for client_id in ids:
-            self._forget_reply(client_id)
+        self._forget_replies(ids)
         self.tree.positions.remove(ids)
         self._set_aside.difference_update(ids)
         self._left += ids
@@ -652,8 +651,9 @@ class Server:
         root = self.tree.root
         if not root.is_leaf and not self.tree.can_route(root.id):
             raise ValueError("the clusters were given, not found; nobody can be routed to them")
-        for client_id in self._known(client_ids):
-            self._forget_reply(client_id)
+        ids = self._known(client_ids)
+        self._forget_replies(ids)
+        for client_id in ids:
             self.tree.place(client_id, self.tree.root.id)
 
     def _known(self, client_ids: Iterable[str]) -> list[str]:
@@ -665,12 +665,14 @@ class Server:
             )
         return ids
 
-    def _forget_reply(self, client_id: str) -> None:
-        case = self._cases.get(self.tree.position(client_id))
-        if case is not None:
-            case.forget(client_id)
-        self._asked.pop(client_id, None)
-        self._on_trial.pop(client_id, None)
+    def _forget_replies(self, client_ids: Sequence[str]) -> None:
+        standing = self.tree.positions.of_all(client_ids)
+        for client_id, node_id in zip(client_ids, standing, strict=True):
+            assert node_id is not None
+            if node_id in self._cases:
+                self._cases[node_id].forget(client_id)
+            self._asked.pop(client_id, None)
+            self._on_trial.pop(client_id, None)
 
     def undo_split(self, node_id: int) -> None:
         """Make a split cluster one again, at the parameters it had when it was split."""
@@ -898,7 +900,9 @@ def _projection_of(sketch: int | Projection | None, num_compared: int) -> Projec
         return None
     projection = sketch
     if not isinstance(projection, Projection):
-        projection = Projection(dim=num_compared, size=projection)
+        # More numbers than there are would make nothing more exact.
+        size = max(SMALLEST_SIZE, min(projection, num_compared))
+        projection = Projection(dim=num_compared, size=size)
     if projection.dim != num_compared:
         raise ValueError(
             f"sketch is for vectors of {projection.dim} numbers; what is compared has {num_compared}"

@@ -193,7 +193,7 @@ def checked_namespace(updates: Array, name: str):  # type: ignore[no-untyped-def
         raise ValueError(
             f"{name} have shape {tuple(updates.shape)}; stack them to (num_clients, dim) with dim > 0"
         )
-    if not xp.isdtype(updates.dtype, "real floating"):
+    if not xp.isdtype(updates.dtype, (xp.float32, xp.float64)):
         raise TypeError(f"{name} are {updates.dtype}; convert them to float32 or float64")
     return xp
 

@@ -21,7 +21,12 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from fedbranch.core.bipartition import Bipartition, Hierarchy, spanning_tree_of
-from fedbranch.core.geometry import cosine_similarity, scaled_for_cosines, take_rows
+from fedbranch.core.geometry import (
+    cosine_error_bound,
+    cosine_similarity,
+    scaled_for_cosines,
+    take_rows,
+)
 from fedbranch.core.gram import Array, column_blocks, to_numpy
 from fedbranch.core.sketch import Projection
 
@@ -71,6 +76,7 @@ def likely_error(projection: Projection, num_clients: int) -> float:
     -----
     The cosine of two sketches is a sum over many coordinates, so it is taken to be normal with
     the projection's typical error; no pair of all is then off by more with probability 0.99.
+    Rounding, of which the bound is added, counts where sketches are exact.
     For updates that consist of a few coordinates only that is too little:
     :func:`are_edges_right` tells.
 
@@ -80,7 +86,8 @@ def likely_error(projection: Projection, num_clients: int) -> float:
     0.19
     """
     num_pairs = max(1, num_clients * (num_clients - 1) // 2)
-    return projection.typical_error() * NormalDist().inv_cdf(1 - FAILURE / (2 * num_pairs))
+    most = NormalDist().inv_cdf(1 - FAILURE / (2 * num_pairs))
+    return projection.typical_error() * most + cosine_error_bound(projection.dim)
 
 
 def parts_of(merges: Hierarchy, error: float) -> Parts:
