@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from fedbranch.core.machine_code import worthwhile_machine_code
 
-__all__ = ["BLOCK", "STRONGEST", "WEAKEST", "Extent", "extents", "is_plain"]
+__all__ = [
+    "BLOCK",
+    "STRONGEST",
+    "WEAKEST",
+    "Extent",
+    "extents",
+    "is_plain",
+    "lengths_of",
+    "strongest_of",
+]
 
 # Numbers per dot product in float32: so short that its rounding does not show.
 BLOCK = 1024
@@ -50,8 +59,7 @@ def extents(updates: NDArray[np.float32]) -> Extent:
     array([ True,  True])
     """
     squares = _block_squares(updates)
-    strongest = squares.max(axis=1)
-    found = Extent(np.sqrt(squares.sum(axis=1)), np.sqrt(strongest))
+    found = Extent(lengths_of(squares), strongest_of(squares))
     # Squares of such numbers leave float32 or its digits; there are few such updates.
     odd = np.flatnonzero(~((found.strongest > WEAKEST) & (found.strongest < STRONGEST)))
     for row in odd.tolist():
@@ -65,6 +73,18 @@ def extents(updates: NDArray[np.float32]) -> Extent:
         found.lengths[row] = scale * math.sqrt(float(wide.sum()))
         found.strongest[row] = scale * math.sqrt(float(wide.max()))
     return found
+
+
+def strongest_of(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Give the lengths of the strongest blocks, from the squared lengths of all."""
+    strongest: NDArray[np.float64] = np.sqrt(squares.max(axis=1, initial=0.0))
+    return strongest
+
+
+def lengths_of(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Give the lengths of updates, from the squared lengths of their blocks."""
+    lengths: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
+    return lengths
 
 
 def _block_squares(updates: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -21,18 +21,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.core.differences import Differences
-from fedbranch.core.extents import BLOCK, STRONGEST, WEAKEST, Extent, extents, is_plain
+from fedbranch.core.extents import (
+    BLOCK,
+    WEAKEST,
+    Extent,
+    extents,
+    is_plain,
+    lengths_of,
+    strongest_of,
+)
 from fedbranch.core.machine_code import machine_code, worthwhile_machine_code
 from fedbranch.core.sketch import Projection
+from fedbranch.core.units import (
+    CLASS_WIDTH,
+    LARGEST_UNIT,
+    LARGEST_UNIT_OF_SKETCHES,
+    NO_UNIT,
+    UNIT_BITS,
+    most_units,
+    plain_units_of,
+    units_of,
+    usual_unit,
+)
 
 __all__ = ["Added", "ExactSum", "can_be_added_plain", "can_be_added_whole"]
 
-# Updates are put into classes by the exponent of their strongest block, so many exponents wide.
-CLASS_WIDTH = 4
-# Units are so many powers of two below what a class can hold. The largest entry is at least
-# 1/32 of its block's length, which is less than 4 powers below that; half a unit is then less
-# than 2^-32 of the largest entry.
-UNIT_BITS = 40
 MOST_UNITS = 2.0**53  # whole numbers beyond are not all floats
 CARRY = 2.0**30  # units that are moved to the second accumulator together
 # Whole weights of up to this are applied where all of a batch is added up: times 2**40 units
@@ -41,16 +54,9 @@ LARGEST_WHOLE_WEIGHT = 1000.0
 MOST_UNITS_AT_ONCE = MOST_UNITS / 2
 # Powers of two that float32 can be scaled by.
 LARGEST_SCALE = 120
-# In larger units than this the smallest entries that float32 has would lose digits: sketches
-# are then made of the updates themselves.
-LARGEST_UNIT_OF_SKETCHES = -23
-# The smallest float64 may be the strongest entry times its weight, and gives the smallest unit;
-# no float64 has a larger one.
-LARGEST_UNIT = 1200
 ROWS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
 NEARLY = 1 - 1e-9  # lengths are added up in another order where they are compared
-NO_UNIT = LARGEST_UNIT + 1
 NO_SKETCHES = np.zeros((0, 0), np.float32)
 
 
@@ -75,7 +81,7 @@ class Added(NamedTuple):
     @property
     def lengths(self) -> NDArray[np.float64]:
         """Shape (n,): how long the updates are."""
-        return _lengths(self.squares)
+        return lengths_of(self.squares)
 
 
 def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -86,9 +92,9 @@ def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def can_be_added_plain(updates: Differences, longest: float = math.inf) -> NDArray[np.bool_]:
     """Say which updates :meth:`ExactSum.add_plain` adds, whatever it was given before."""
-    is_plain: NDArray[np.bool_] = _plain_units(_strongest(updates.squares)) != NO_UNIT
+    is_plain: NDArray[np.bool_] = plain_units_of(strongest_of(updates.squares)) != NO_UNIT
     # With room: where they are added, squares are added up in another order.
-    return is_plain & (_lengths(updates.squares) <= longest * NEARLY * NEARLY)
+    return is_plain & (lengths_of(updates.squares) <= longest * NEARLY * NEARLY)
 
 
 class _Class:
@@ -204,7 +210,7 @@ class ExactSum:
                 f"update {row} has weight {factors[row]} and a block of length {strongest[row]}; "
                 "only finite ones can be added"
             )
-        units = _units(strongest)
+        units = units_of(strongest)
         is_whole = can_be_added_whole(factors) & (np.abs(units) <= LARGEST_SCALE)
         for row in np.flatnonzero(~is_whole).tolist():
             self._add_weighted(updates[row], float(factors[row]), float(strongest[row]))
@@ -212,7 +218,7 @@ class ExactSum:
                 sketches[row] = self.projection.of(updates[row : row + 1])[0]
         for unit in sorted(set(units[is_whole].tolist())):
             rows = np.flatnonzero(is_whole & (units == unit))
-            most = _most_units(factors[rows], strongest[rows], unit)
+            most = most_units(factors[rows], strongest[rows], unit)
             for part in _chunks_within(most, MOST_UNITS_AT_ONCE):
                 at_once = rows[part]
                 self._of_unit(unit).make_room(float(most[part].sum()))
@@ -260,13 +266,13 @@ class ExactSum:
         if not len(rows):
             return found
         if self._usual_unit is None:
-            self._usual_unit = _usual_of(_plain_units(_strongest(updates.squares[rows])))
+            self._usual_unit = usual_unit(plain_units_of(strongest_of(updates.squares[rows])))
         expected = -UNIT_BITS if self._usual_unit == NO_UNIT else self._usual_unit
         self._add_plain_of(updates, rows, weights, expected, limit, found)
-        units = _plain_units(_strongest(found.squares[rows]))
+        units = plain_units_of(strongest_of(found.squares[rows]))
         for unit in sorted(set(units.tolist()) - {expected, NO_UNIT}):
             self._add_plain_of(updates, rows[units == unit], weights, unit, limit, found)
-        self._usual_unit = _usual_of(units)
+        self._usual_unit = usual_unit(units)
         return found
 
     def _add_plain_of(
@@ -282,7 +288,7 @@ class ExactSum:
         compiled = machine_code()
         assert compiled is not None
         most = math.ldexp(1.0, unit + UNIT_BITS)  # of a strongest block
-        at_most = _most_units(weights[rows], most, unit)
+        at_most = most_units(weights[rows], most, unit)
         of_unit = self._of_unit(unit)
         for part in _chunks_within(at_most, MOST_UNITS_AT_ONCE):
             of_unit.make_room(float(at_most[part].sum()))
@@ -304,15 +310,15 @@ class ExactSum:
                 found.is_added,
             )
             added = rows[part][found.is_added[rows[part]]]
-            strongest = _strongest(found.squares[added])
-            needed = float(_most_units(weights[added], strongest, unit).sum())
+            strongest = strongest_of(found.squares[added])
+            needed = float(most_units(weights[added], strongest, unit).sum())
             of_unit.give_back(float(at_most[part].sum()) - needed)
 
     def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
         """Add one update, rounded after it was multiplied."""
-        unit = int(_units(np.array(strongest * weight)))
+        unit = int(units_of(np.array(strongest * weight)))
         of_unit = self._of_unit(unit)
-        of_unit.make_room(float(_most_units(np.array(weight), strongest, unit)))
+        of_unit.make_room(float(most_units(np.array(weight), strongest, unit)))
         for columns in _chunks(self.dim, COLUMNS_AT_ONCE):
             wide = update[columns].astype(np.float64)
             wide *= weight
@@ -505,49 +511,6 @@ class ExactSum:
             signs = 1.0 if rebuilt._signs is None else rebuilt._signs
             of_unit.low, of_unit.high, of_unit.most = parts[0] * signs, parts[1] * signs, CARRY / 2
         return rebuilt
-
-
-def _units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Give the exponents of the units for updates with strongest blocks of these lengths."""
-    exponents: NDArray[np.int32] = np.frexp(strongest)[1]
-    # strongest < 2**top, where top is a multiple of the width
-    return -(-exponents // CLASS_WIDTH) * CLASS_WIDTH - UNIT_BITS
-
-
-def _strongest(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Give the lengths of the strongest blocks, from the squared lengths of all."""
-    strongest: NDArray[np.float64] = np.sqrt(squares.max(axis=1, initial=0.0))
-    return strongest
-
-
-def _lengths(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Give the lengths of updates, from the squared lengths of their blocks."""
-    lengths: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
-    return lengths
-
-
-def _usual_of(units: NDArray[np.int32]) -> int:
-    """Give the unit that most have."""
-    several, counts = np.unique(units, return_counts=True)
-    return int(several[counts.argmax()])
-
-
-def _plain_units(strongest: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Give the units of updates that may be added as they lie; NO_UNIT for the others."""
-    units = np.where((strongest > WEAKEST) & (strongest < STRONGEST), _units(strongest), NO_UNIT)
-    units[units > LARGEST_UNIT_OF_SKETCHES] = NO_UNIT
-    return units
-
-
-def _most_units(
-    weights: NDArray[np.float64], strongest: NDArray[np.float64] | float, unit: int
-) -> NDArray[np.float64]:
-    """Say how many units an entry times its weight has at most.
-
-    No entry is larger than its block is long, as far as float32 can tell.
-    """
-    most: NDArray[np.float64] = np.ldexp(1.001 * weights * strongest, -unit)
-    return most
 
 
 def _chunks_within(amounts: NDArray[np.float64], most: float) -> Iterator[slice]:
