@@ -25,6 +25,7 @@ from fedbranch import (
     cosine_similarity,
 )
 from fedbranch.checkpoint import read_generation
+from fedbranch.core.geometry import scaled_for_cosines
 from fedbranch.core.sketch import Projection
 from fedbranch.edges import BLOCK_BYTES, keep, kept
 from fedbranch.errors import UsingPreviousState
@@ -183,8 +184,10 @@ def test_newcomers_find_their_group_whatever_edges_keep(kind, num_best, tmp_path
     assert [descent.child_id for descent in descents] == (1 + own).tolist()
 
 
+@pytest.mark.parametrize("at_once", [1, 2**25])
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_at_once_are_routed_as_one_by_one(kind, tmp_path):
+def test_many_at_once_are_routed_as_one_by_one(kind, at_once, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedbranch.tree.SIMILARITIES_AT_ONCE", at_once)
     groups, pulls, rng = planted(2, noise=3.0)
     tree = split_tree(caches(tmp_path)[kind], groups)
     _, updates = newcomers(pulls, rng, 40, noise=3.0)
@@ -204,8 +207,8 @@ def test_an_edge_on_disk_gives_the_very_numbers_of_one_in_memory(tmp_path):
     updates = {f"c{n}": rng.normal(size=dim).astype(np.float32) for n in range(17)}
     others = rng.normal(size=(3, dim)).astype(np.float32)
 
-    in_memory = keep(InMemory(), updates).similarities(others)
-    on_disk = keep(OnDisk(folder=tmp_path), updates).similarities(others)
+    in_memory = keep(InMemory(), updates).similarities(scaled_for_cosines(others))
+    on_disk = keep(OnDisk(folder=tmp_path), updates).similarities(scaled_for_cosines(others))
 
     assert np.array_equal(in_memory, on_disk)
     expected = cosine_similarity(
@@ -221,8 +224,8 @@ def test_sketched_similarities_are_as_far_off_as_is_said():
         cache = Sketched(size=256, seed=seed)
         whole, sketched = keep(InMemory(), groups[0]), keep(cache, groups[0])
         _, updates = newcomers(pulls, rng, 9)
-        exact = whole.similarities(updates)
-        errors = np.abs(sketched.similarities(kept(cache, updates)) - exact)
+        exact = whole.similarities(scaled_for_cosines(updates))
+        errors = np.abs(sketched.similarities(scaled_for_cosines(kept(cache, updates))) - exact)
         projection = Projection(dim=LONG, size=256, seed=seed)
         for error, cosine in zip(errors.ravel(), exact.ravel().tolist(), strict=True):
             off.append(error)

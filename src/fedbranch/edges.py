@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import LastingTensors, Tensors
-from fedbranch.core.geometry import Array, cosine_similarity, to_numpy
+from fedbranch.core.geometry import (
+    Array,
+    Scaled,
+    cosines_of_scaled,
+    scaled_for_cosines,
+    to_numpy,
+)
 from fedbranch.core.sketch import SMALLEST_SIZE, Projection
 from fedbranch.errors import DamagedFile
 from fedbranch.files import (
@@ -191,13 +197,13 @@ class Edge(Mapping[str, Vector]):
         """Whose the rows are, for checkpoints as well."""
         return self._ids
 
-    def similarities(self, updates: Vector) -> Vector:
+    def similarities(self, updates: Scaled) -> Vector:
         """Compare updates, of which as much is kept, with those on the edge.
 
         Parameters
         ----------
         updates
-            Shape (num_updates, num_kept).
+            Shape (num_updates, num_kept), with what makes cosines of their products.
 
         Returns
         -------
@@ -207,7 +213,7 @@ class Edge(Mapping[str, Vector]):
             16 MiB, or what four updates take or the given ones.
         """
         # So many that bringing the updates to length one again and again costs little.
-        rows_at_once = max(len(updates), 4, _rows_at_once(self.num_kept))
+        rows_at_once = max(len(updates.rows), 4, _rows_at_once(self.num_kept))
         blocks = (
             self._mapped.blocks(NAME, rows_at_once)
             if self._mapped is not None
@@ -216,7 +222,7 @@ class Edge(Mapping[str, Vector]):
                 for first in range(0, len(self), rows_at_once)
             )
         )
-        cosines = [cosine_similarity(updates, block) for block in blocks]
+        cosines = [cosines_of_scaled(updates, scaled_for_cosines(block)) for block in blocks]
         return np.concatenate(cosines, axis=1)
 
     def discard(self) -> None:

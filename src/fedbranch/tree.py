@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.checkpoint import LastingTensors, Tensors, read_checkpoint, write_checkpoint
-from fedbranch.core.geometry import Array
+from fedbranch.core.geometry import Array, scaled_for_cosines
+from fedbranch.core.gram import column_blocks
 from fedbranch.edges import (
     Edge,
     EdgeCache,
@@ -38,6 +39,8 @@ from fedbranch.positions import LARGEST_NODE_ID, Positions
 __all__ = ["Descent", "Node", "ParameterTree", "Vector", "read_only"]
 
 Vector = NDArray[np.float32]
+
+SIMILARITIES_AT_ONCE = 2**25  # of newcomers with the clients on an edge
 
 
 class Descent(NamedTuple):
@@ -428,14 +431,17 @@ class ParameterTree:
                 "compare updates of the same model"
             )
         compared = kept(self.cache, updates)
-        similarity = {
-            child_id: _mean_of_best(edge.similarities(compared), ignored_share, num_best).tolist()
-            for child_id, edge in edges.items()
-        }
+        at_once = max(1, SIMILARITIES_AT_ONCE // max(map(len, edges.values())))
         descents = []
-        for row in range(len(compared)):
-            of_client = {child_id: column[row] for child_id, column in similarity.items()}
-            descents.append(Descent(max(of_client, key=of_client.__getitem__), of_client))
+        for rows in column_blocks(len(compared), at_once):
+            some = scaled_for_cosines(compared[rows])
+            columns = [
+                _mean_of_best(edge.similarities(some), ignored_share, num_best).tolist()
+                for edge in edges.values()
+            ]
+            for similarities in zip(*columns, strict=True):
+                of_client = dict(zip(edges, similarities, strict=True))
+                descents.append(Descent(max(of_client, key=of_client.__getitem__), of_client))
         return descents
 
     def num_compared(self, dim: int) -> int:

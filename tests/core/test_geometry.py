@@ -173,12 +173,39 @@ def test_wrong_shapes_are_named(call, message):
         call()
 
 
-def test_on_the_host_updates_of_any_library_are_widened_in_equally_small_blocks():
-    updates = np.ones((10, 3))
+@pytest.mark.parametrize("shape", [(10, 3), (1, 200_000), (3, 70_000), (1000, 1000), (70_000, 1)])
+@pytest.mark.parametrize("num_rows", [1, 512])
+def test_tiles_cover_all_updates_once_and_are_small(shape, num_rows):
+    count = np.zeros(shape, np.int8)
+    tiles = list(geometry._tiles(count, num_rows))
+    for rows, columns in tiles:
+        count[rows, columns] += 1
 
-    of_numpy = geometry._columns_at_hand(updates)
+    assert (count == 1).all()
+    assert max((r.stop - r.start) * (c.stop - c.start) for r, c in tiles) <= 2**16
+    assert tiles == list(geometry._tiles(torch.from_numpy(count), num_rows))
 
-    assert geometry._columns_at_hand(torch.from_numpy(updates)) == of_numpy == 6553
+
+@pytest.mark.parametrize("num_clients", [511, 512, 513, 3000])
+def test_a_mean_of_many_is_that_of_all(num_clients):
+    rng = np.random.default_rng(0)
+    updates = rng.normal(size=(num_clients, 300))
+    weights = rng.integers(1, 9, num_clients)
+
+    mean = weighted_mean(updates, weights)
+
+    np.testing.assert_allclose(mean, np.average(updates, axis=0, weights=weights), rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 60, 5000])
+def test_how_long_an_update_is_does_not_depend_on_who_else_is_there(num_others):
+    rng = np.random.default_rng(0)
+    update = rng.normal(size=(1, 700)).astype(np.float32)
+    others = rng.normal(size=(num_others, 700)).astype(np.float32)
+
+    together = norms(np.concatenate([others, update]))
+
+    assert together[-1] == norms(update)[0]
 
 
 def test_whole_numbers_are_refused():

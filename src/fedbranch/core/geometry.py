@@ -1,14 +1,14 @@
 """Norms, cosine similarities and weighted means of client updates.
 
 The functions take arrays of any Array API library (NumPy, PyTorch on any device)
-and return arrays of the same kind. They walk over blocks of columns, so that the
-temporary memory is one block, however long the updates are.
+and return arrays of the same kind. They walk over tiles, so that the temporary memory is
+that of one tile, however many updates there are and however long.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,9 +27,11 @@ from fedbranch.core.gram import (
 
 __all__ = [
     "Array",
+    "Scaled",
     "checked_namespace",
     "cosine_error_bound",
     "cosine_similarity",
+    "cosines_of_scaled",
     "norms",
     "scaled_for_cosines",
     "take_rows",
@@ -41,6 +43,7 @@ __all__ = [
 # Of squared lengths by dtype: between these nothing overflows, and what underflows is below the
 # last digit.
 SAFE_SQUARES = {32: (1e-30, 1e30), 64: (1e-250, 1e250)}  # by bits of a number
+ROWS_OF_A_MEAN = 512  # at once: of more there would be few columns of each
 
 
 def norms(updates: Array) -> Array:
@@ -107,15 +110,7 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
             f"updates have {updates.shape[1]} columns and others {others.shape[1]}; "
             "compare updates of the same model"
         )
-    (left, left_scale), (right, right_scale) = (
-        scaled_for_cosines(updates),
-        scaled_for_cosines(others),
-    )
-    similarity = products(left, right)
-    similarity *= left_scale[:, None]
-    similarity *= right_scale[None, :]
-    clipped: Array = array_namespace(similarity).clip(similarity, -1.0, 1.0)
-    return clipped
+    return cosines_of_scaled(scaled_for_cosines(updates), scaled_for_cosines(others))
 
 
 def cosine_error_bound(dim: int, unit_roundoff: float = 2.0**-24) -> float:
@@ -168,11 +163,11 @@ def weighted_mean(updates: Array, weights: Array) -> Array:
             f"{updates.shape[0]} updates"
         )
     shares = shares / xp.sum(shares)
-    blocks = [
-        xp.sum(xp.astype(updates[:, block], xp.float64) * shares[:, None], axis=0)
-        for block in column_blocks(updates.shape[1], _columns_at_hand(updates))
-    ]
-    mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
+    total = xp.zeros(updates.shape[1], dtype=xp.float64, device=device(updates))
+    for rows, columns in _tiles(updates, ROWS_OF_A_MEAN):
+        wide = xp.astype(updates[rows, columns], xp.float64)
+        total[columns] += xp.sum(wide * shares[rows, None], axis=0)
+    mean: Array = xp.astype(total, updates.dtype)
     return mean
 
 
@@ -198,13 +193,19 @@ def checked_namespace(updates: Array, name: str):  # type: ignore[no-untyped-def
     return xp
 
 
-def _columns_at_hand(updates: Array) -> int:
-    """Choose how many columns to widen to float64 at once.
+def _tiles(updates: Array, num_rows: int = 1) -> Iterator[tuple[slice, slice]]:
+    """Cut updates into tiles that are widened to float64 at once, row after row of them.
 
-    On the CPU what fits into the cache; elsewhere, where every operation is a launch, more.
+    On the CPU a tile fits into the cache; elsewhere, where every operation is a launch, it is
+    larger. It has so many rows and what columns there is then room for; more rows, if these are
+    all columns.
     """
     entries = 2**16 if is_on_host(updates) else 2**26
-    return max(1, entries // max(1, int(updates.shape[0])))
+    num_updates, dim = (int(length) for length in updates.shape)
+    num_columns = min(dim, max(1, entries // max(1, min(num_rows, num_updates))))
+    for rows in column_blocks(num_updates, max(num_rows, entries // num_columns)):
+        for columns in column_blocks(dim, num_columns):
+            yield rows, columns
 
 
 class _Lengths(NamedTuple):
@@ -232,12 +233,12 @@ def _largest_entries(updates: Array) -> Array:
 def _scaled_norms(updates: Array, largest: Array) -> Array:
     xp = array_namespace(updates)
     squares = xp.zeros(updates.shape[0], dtype=xp.float64, device=device(updates))
-    for block in column_blocks(updates.shape[1], _columns_at_hand(updates)):
-        wide = xp.astype(updates[:, block], xp.float64)
+    for rows, columns in _tiles(updates):
+        wide = xp.astype(updates[rows, columns], xp.float64)
         if updates.dtype == xp.float64:
             with np.errstate(invalid="ignore"):  # infinity divided by itself becomes NaN
-                wide = wide / largest[:, None]
-        squares = squares + xp.sum(wide * wide, axis=1)
+                wide = wide / largest[rows, None]
+        squares[rows] += xp.sum(wide * wide, axis=1)
     scaled: Array = xp.sqrt(squares)
     return scaled
 
@@ -251,10 +252,10 @@ def unit_rows(updates: Array) -> Array:
     lengths = _lengths(updates)
     divisor = xp.where(lengths.norms > 0, lengths.norms, xp.ones_like(lengths.norms))
     unit: Array = xp.empty_like(updates)
-    for block in column_blocks(updates.shape[1], _columns_at_hand(updates)):
+    for rows, columns in _tiles(updates):
         with np.errstate(invalid="ignore"):
-            wide = xp.astype(updates[:, block], xp.float64) / lengths.largest[:, None]
-            unit[:, block] = xp.astype(wide / divisor[:, None], updates.dtype)
+            wide = xp.astype(updates[rows, columns], xp.float64) / lengths.largest[rows, None]
+            unit[rows, columns] = xp.astype(wide / divisor[rows, None], updates.dtype)
     return unit
 
 
@@ -277,21 +278,31 @@ def _similarity_of_all(updates: Array) -> Array:
     return similarity
 
 
-def scaled_for_cosines(updates: Array) -> tuple[Array, Array]:
-    """Give rows whose products stay in range, and what makes cosines of these products.
+class Scaled(NamedTuple):
+    """Updates whose products stay in range, and what makes cosines of these products."""
 
-    Returns
-    -------
-    tuple
-        The updates, or if they are very long or short a scaled copy, and for each the factor,
-        of the same dtype. A zero update has the factor zero: it is similar to nothing.
-    """
+    rows: Array  # the updates, or if they are very long or short a scaled copy
+    factors: Array  # (num_updates,), of the same dtype; 0 of a zero update, similar to nothing
+
+
+def cosines_of_scaled(left: Scaled, right: Scaled) -> Array:
+    """Do what :func:`cosine_similarity` does with updates that are compared more than once."""
+    similarity = products(left.rows, right.rows)
+    similarity *= left.factors[:, None]
+    similarity *= right.factors[None, :]
+    clipped: Array = array_namespace(similarity).clip(similarity, -1.0, 1.0)
+    return clipped
+
+
+def scaled_for_cosines(updates: Array) -> Scaled:
+    """Measure updates, so that their products can be made cosines."""
     with np.errstate(over="ignore"):  # that is what is looked for
         squares = _scaled_norms(updates, _ones(updates)) ** 2
     if not _are_safe(updates, squares):
         updates = unit_rows(updates)
         squares = _scaled_norms(updates, _ones(updates)) ** 2
-    return updates, array_namespace(updates).astype(_one_over_root(squares), updates.dtype)
+    factors = array_namespace(updates).astype(_one_over_root(squares), updates.dtype)
+    return Scaled(updates, factors)
 
 
 def _are_safe(updates: Array, squares: Array) -> bool:
