@@ -33,7 +33,7 @@ NUM_GROUPS = 10
 REST_S = 0.2  # between turns
 INGEST = {"ingest": 12, "ingest-few-arrays": 4, "ingest-many-arrays": 43}  # case -> arrays
 CASES = {
-    "cpu": ["S1", "S2", "S3", "stream", "clients", "parameters", *INGEST, "population"],
+    "cpu": ["S1", "S2", "S3", "stream", "clients", "parameters", *INGEST, "population", "crowd"],
     "gpu": ["G1", "G2"],
 }
 SIZES = {"S1": (1000, 50_000), "S2": (4000, 10_000), "S3": (10_000, 2000)}
@@ -85,7 +85,7 @@ def measured(case: str, options: argparse.Namespace) -> dict:
         return {"case": case} | growth(case, options.repeats)
     if case in INGEST:
         return {"case": case} | ingest_beside_flower(INGEST[case])
-    return {"case": case} | populations()
+    return {"case": case} | (populations() if case == "population" else crowd())
 
 
 # Similarities and split
@@ -266,6 +266,25 @@ def populations() -> dict:
         **ratios,
         "bytes per known client": largest["bytes per known client"],
         "must reach": {name: ["at most", 1.5] for name in ratios},
+    }
+
+
+def crowd() -> dict:
+    """Play rounds in which a hundred thousand clients take part."""
+    import crowd
+
+    found = crowd.measure()
+    return {
+        "about": f"{found['clients']:,} clients x {found['params']:,} parameters take part in every "
+        f"round of a server that keeps sketches of {crowd.SKETCH}: {crowd.NUM_GROUPS} planted groups "
+        f"found exactly in round {len(found['rounds'])}",
+        "seconds": {
+            f"round {number}, {what}": one[key]
+            for number, one in enumerate(found["rounds"], 1)
+            for what, key in [("replies", "intake s"), ("step", "step s")]
+        },
+        "peak GiB": found["peak GiB"],
+        "must reach": {"peak GiB": ["at most", 6]},
     }
 
 

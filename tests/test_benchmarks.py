@@ -96,6 +96,17 @@ print(json.dumps(server.stream(2000, 3000, 256)))
         assert result["times the bare product"] > 0
 
 
+def test_a_small_crowd_is_found_as_the_large_one_is():
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "crowd.py", "--clients", "2000", "--params", "2000"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "round 3" in done.stdout
+    assert "the 10 groups were found exactly" in done.stdout
+
+
 def test_the_committed_scenarios_are_what_the_documentation_says():
     report = json.loads(SCENARIOS.read_text())
     docs = (BENCHMARKS.parent / "docs" / "rules.md").read_text()

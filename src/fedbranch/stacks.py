@@ -114,9 +114,8 @@ def lengths_of_rows(array: Array, keeps: bool) -> NDArray[np.float64]:
         return np.zeros(array.shape[0])
     if not keeps:
         return extents(to_numpy(array)).lengths
-    if is_on_host(array):  # each by itself: no bit depends on who else is there
-        host = to_numpy(array)
-        return np.concatenate([norms(host[row : row + 1]) for row in range(len(host))])
+    if is_on_host(array):  # row after row in memory, no bit depends on who else is there
+        array = np.ascontiguousarray(to_numpy(array))
     return to_numpy(norms(array))
 
 
