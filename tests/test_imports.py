@@ -38,9 +38,10 @@ MAY_SEE = {
     },
     "reviews": {"core", "messages", "rules", "tree"},
     "presence": {"checkpoint", "columns", "positions"},
+    "descents": {"guard", "messages", "records", "tree"},
     "server": {
-        "acceptance", "cases", "checkpoint", "core", "edges", "errors", "examination", "files", "guard",
-        "intake", "messages", "presence", "records", "reviews", "rules", "tree",
+        "acceptance", "cases", "checkpoint", "core", "descents", "edges", "errors", "examination",
+        "files", "guard", "intake", "messages", "presence", "records", "reviews", "rules", "tree",
     },
     "data": {"core", "data", "errors", "files"},
     "randomness": set(),

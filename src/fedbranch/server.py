@@ -27,6 +27,7 @@ from fedbranch.cases import Case, Outcome, usual_lengths
 from fedbranch.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.core.geometry import Array, to_numpy, weighted_mean
 from fedbranch.core.sketch import SMALLEST_SIZE, Projection
+from fedbranch.descents import descents
 from fedbranch.edges import Edge, EdgeCache, restored_cache
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.examination import Aggregate, Weighting, examine, proposed_trials
@@ -34,7 +35,6 @@ from fedbranch.files import JSON
 from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.intake import Intake, Situation
 from fedbranch.messages import (
-    Reply,
     Task,
     Trial,
     Update,
@@ -42,17 +42,15 @@ from fedbranch.messages import (
     checked_ids,
     shown_id,
     some_of,
-    stacked,
 )
 from fedbranch.presence import Presence
-from fedbranch.records import RoundRecord, Routing
+from fedbranch.records import RoundRecord
 from fedbranch.reviews import Reviews, compared_models, merged_model
 from fedbranch.rules import AutoRule, Rule, rule_from_state, rule_to_state
 from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Server", "check_keeping"]
 
-_AS_THE_PAPER = Guard(ignored_share=0.0, num_best=1)
 EXAMINATIONS_TO_FORGET = 6  # how many a split that did not pay counts for
 
 
@@ -358,8 +356,8 @@ class Server:
         this_round = self.round + 1
         gone = intake.gone()
         replies = {i: reply for i, reply in intake.replies.items() if i not in gone}
-        refused = dict(gone)
-        routed, at_leaves = self._route(replies, refused)
+        at_leaves, routed, unroutable = descents(self.tree, replies, self.guard, self._set_aside)
+        refused = gone | unroutable
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         leaf_ids = self.tree.positions.of_all(list(at_leaves))
         leaf_of = {i: leaf for i, leaf in zip(at_leaves, leaf_ids, strict=True) if leaf is not None}
@@ -480,47 +478,6 @@ class Server:
     def _most_clusters(self) -> float:
         most = None if self.guard is None else self.guard.max_clusters
         return math.inf if most is None else most
-
-    def _route(
-        self, replies: Mapping[str, Reply], refused: dict[str, str]
-    ) -> tuple[tuple[Routing, ...], dict[str, Reply]]:
-        """Find the child of every client at an inner node; give the other replies back."""
-        at_leaves = {}
-        at_inner: dict[int, list[str]] = {}  # node -> its clients
-        standing = self.tree.positions.of_all(list(replies))
-        for (client_id, reply), at in zip(replies.items(), standing, strict=True):
-            assert at is not None
-            node = self.tree[at]
-            if node.is_leaf:
-                at_leaves[client_id] = reply
-            elif not self.tree.can_route(node.id):
-                refused[client_id] = f"node {node.id} has no cached updates to be routed by"
-            else:
-                at_inner.setdefault(node.id, []).append(client_id)
-        guard = _AS_THE_PAPER if self.guard is None else self.guard
-        routed: dict[str, Routing] = {}
-        for node_id, client_ids in at_inner.items():
-            ids = sorted(client_ids)  # in whatever order they came, the same sums
-            compared = stacked([replies[client_id] for client_id in ids], "compared")
-            descents = self.tree.descend_all(
-                node_id, compared, ignored_share=guard.ignored_share, num_best=guard.num_best
-            )
-            num_compared = self.tree.num_compared(compared.shape[1])
-            for client_id, (child_id, similarities) in zip(ids, descents, strict=True):
-                if (
-                    self.guard is not None
-                    and client_id in self._set_aside
-                    and not guard.knows(similarities.values(), num_compared)
-                ):
-                    refused[client_id] = "set aside: the update still resembles nobody's"
-                    continue
-                routed[client_id] = Routing(
-                    client_id=client_id,
-                    from_node=node_id,
-                    to_node=child_id,
-                    similarities=similarities,
-                )
-        return tuple(routed[client_id] for client_id in replies if client_id in routed), at_leaves
 
     def _edges_of(
         self, outcomes: Sequence[Outcome], cases: Mapping[int, Case]
