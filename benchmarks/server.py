@@ -5,9 +5,9 @@
 
 Every case runs in a process of its own, whose peak memory is then that of the case. In each,
 what comes out is checked first; then all contestants take turns, each after the threads of
-the one before have come to rest, and the best turn of each counts. The peers are NumPy with SciPy, fastcluster (installed from the package index into a
-folder of its own) or scikit-learn, and Flower's FedAvg; the limit is the bare matrix product of
-the same run.
+the one before have come to rest, and the best turn of each counts. The peers are NumPy with
+SciPy, fastcluster (installed from the package index into a folder of its own) or scikit-learn,
+and Flower's FedAvg; the limit is the bare matrix product of the same run.
 """
 
 import argparse
