@@ -26,7 +26,7 @@ import torch
 from simulate import machine, say, synchronised
 
 import fedbranch as fb
-from fedbranch.core.sketch import Projection
+from fedbranch.core.projection import Projection
 
 HERE = Path(__file__).parent
 NUM_GROUPS = 10

@@ -61,7 +61,6 @@ from experiments.figure import (
     Outcomes,
     main,
 )
-from fedbranch.client import ModelState, evaluate, local_update
 from fedbranch.data import (
     Examples,
     Transform,
@@ -74,8 +73,10 @@ from fedbranch.data import (
     mnist,
     rotations,
 )
-from fedbranch.seeds import stream_seed
 from fedbranch.sim import Run, Settings, cnn, mlp
+from fedbranch.training.client import evaluate, local_update
+from fedbranch.training.model_state import ModelState
+from fedbranch.training.seeds import stream_seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -49,8 +49,8 @@ from experiments.figure import (
     mean_and_spread,
 )
 from fedbranch.data import Relabel, Transform, digits, label_swaps, mnist
-from fedbranch.seeds import stream_seed
 from fedbranch.sim import Run, mlp
+from fedbranch.training.seeds import stream_seed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -36,9 +36,9 @@ from experiments.figure import (
     main,
     mean_and_spread,
 )
-from fedbranch.core.geometry import Array
 from fedbranch.data import cifar10, iid, label_swaps, mnist
 from fedbranch.sim import Normalised, cnn
+from fedbranch.types import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,8 +21,8 @@ import typer
 from typer.testing import CliRunner
 
 import fedbranch as fb
-from fedbranch.cli import app as command_line
-from fedbranch.experiment import Experiment
+from fedbranch.cli.commands import app as command_line
+from fedbranch.cli.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/**/*.md")))]

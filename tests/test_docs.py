@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedbranch import AutoRule, Thresholds, __version__
-from fedbranch.experiment import Data, Experiment, Model, Training, preset_names
+from fedbranch.cli.experiment import Data, Experiment, Model, Training, preset_names
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

@@ -12,62 +12,37 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedbranch"
 # Room -> the rooms it may import. `fedbranch` itself is the public front.
 MAY_SEE = {
     "errors": set(),
-    "core": {"core"},
-    "files": {"errors"},
-    "mapped": {"errors", "files"},
-    "checkpoint": {"errors", "files", "mapped"},
-    "columns": {"checkpoint"},
-    "ids": {"checkpoint", "columns"},
-    "known": {"checkpoint", "columns", "files", "ids"},
-    "positions": {"checkpoint", "columns", "files", "known"},
-    "edges": {"checkpoint", "core", "errors", "files", "ids", "mapped"},
-    "tree": {"checkpoint", "core", "edges", "errors", "files", "positions"},
-    "messages": {"checkpoint", "core", "errors", "files", "tree"},
-    "acceptance": {"core", "errors", "messages", "tree"},
-    "rules": {"core", "errors", "files", "rules"},
-    "records": {"files", "rules"},
-    "guard": {"core", "messages"},
-    "sums": {"checkpoint", "core", "files", "guard", "tree"},
-    "cases": {"checkpoint", "core", "files", "guard", "messages", "rules", "sums", "tree"},
-    "examination": {"cases", "core", "guard", "messages", "rules", "tree"},
-    "stacks": {"core", "messages"},
-    "adding": {"cases", "core", "examination", "guard", "messages", "stacks", "sums"},
-    "intake": {
-        "acceptance", "adding", "cases", "core", "errors", "examination", "guard", "messages",
-        "stacks", "sums", "tree",
-    },
-    "reviews": {"core", "messages", "rules", "tree"},
-    "presence": {"checkpoint", "columns", "positions"},
-    "descents": {"guard", "messages", "records", "tree"},
+    "types": set(),
+    "core": {"core", "types"},
+    "storage": {"errors", "storage", "types"},
+    "population": {"population", "storage", "types"},
+    "tree": {"core", "errors", "population", "storage", "tree", "types"},
+    "protocol": {"core", "errors", "protocol", "types"},
+    "rules": {"core", "errors", "rules", "types"},
     "server": {
-        "acceptance", "cases", "checkpoint", "core", "descents", "edges", "errors", "examination",
-        "files", "guard", "intake", "messages", "presence", "records", "reviews", "rules", "tree",
+        "core", "errors", "population", "protocol", "rules", "server", "storage", "tree", "types",
     },
-    "data": {"core", "data", "errors", "files"},
-    "randomness": set(),
-    "seeds": set(),
-    "halves": {"seeds"},
-    "client": {"data", "halves", "messages", "randomness", "tree"},
-    "privacy": {"client", "core", "data", "errors", "messages", "privacy", "seeds", "tree"},
-    "runs": {"checkpoint", "edges", "errors", "files", "records", "server", "tree"},
+    "runs": {"errors", "server", "storage", "tree", "types"},
+    "data": {"core", "data", "errors", "storage", "types"},
+    "training": {"data", "errors", "protocol", "training", "types"},
+    "privacy": {"core", "data", "errors", "privacy", "protocol", "storage", "training", "types"},
     "sim": {
-        "client", "core", "data", "edges", "errors", "examination", "files", "guard", "halves", "messages",
-        "privacy", "randomness", "rules", "runs", "seeds", "server", "sim", "tree",
+        "core", "data", "errors", "privacy", "protocol", "rules", "runs", "server", "sim",
+        "storage", "training", "tree", "types",
     },
     "flower": {
-        "acceptance", "cases", "checkpoint", "core", "edges", "errors", "examination", "files", "flower", "guard", "halves", "intake", "messages",
-        "privacy", "records", "rules", "runs", "seeds", "server", "tree",
-    },
-    "settings": {"errors"},
-    "experiment": {
-        "client", "data", "errors", "files", "rules", "runs", "settings", "sim",
+        "core", "errors", "flower", "privacy", "protocol", "rules", "runs", "server", "storage",
+        "training", "tree", "types",
     },
     "report": {
-        "core", "data", "errors", "files", "front", "records", "report", "rules", "runs", "tree",
+        "core", "data", "errors", "front", "report", "rules", "runs", "server", "storage", "tree",
+        "types",
+    },
+    "cli": {
+        "cli", "data", "errors", "front", "privacy", "report", "rules", "runs", "sim", "storage",
+        "training", "types",
     },
     "__main__": {"cli"},
-    "stopping": set(),
-    "cli": {"data", "errors", "experiment", "front", "privacy", "report", "runs", "stopping"},
 }  # fmt: skip
 
 
@@ -129,7 +104,7 @@ def test_importing_fedbranch_loads_no_heavy_library():
 def test_help_loads_no_heavy_library():
     loaded = loaded_by(
         "import sys; sys.argv = ['fedbranch', '--help']\n"
-        "from fedbranch.cli import main\n"
+        "from fedbranch.cli.commands import main\n"
         "try: main()\n"
         "except SystemExit as stop: assert stop.code == 0"
     )

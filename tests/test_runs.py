@@ -5,8 +5,8 @@ import pytest
 
 from fedbranch import DamagedFile, NeverSplit, RoundRecord, RunFolder, Server, UnusableRun
 from fedbranch.errors import CannotWrite, UsingPreviousState
-from fedbranch.files import seal
 from fedbranch.runs import Round, mean_by_metric, next_free_folder
+from fedbranch.storage.sealed_json import seal
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib.image import imread, imsave
 
 from fedbranch import RunFolder
-from fedbranch.experiment import Experiment
-from fedbranch.report.facts import read_facts
+from fedbranch.cli.experiment import Experiment
+from fedbranch.report.facts.facts import read_facts
 from fedbranch.report.figures import save_figure
 
 

@@ -9,17 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedbranch.core import theory
-from fedbranch.core.bipartition import (
-    Bipartition,
-    Hierarchy,
-    bipartition,
-    hierarchy,
-    separation_gap,
-)
-from fedbranch.core.forest import hierarchy_of
+from fedbranch.core.blocked_linkage import hierarchy_of
 from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
+from fedbranch.core.linkage import Bipartition, Hierarchy, bipartition, hierarchy, separation_gap
 from fedbranch.data.clients import ClientData, federate
-from fedbranch.edges import Edge, InMemory, OnDisk, Sketched
 from fedbranch.errors import (
     CannotWrite,
     ClientFailed,
@@ -31,18 +24,19 @@ from fedbranch.errors import (
     UnusableRun,
     UsingPreviousState,
 )
-from fedbranch.guard import Guard
-from fedbranch.intake import Intake
-from fedbranch.messages import Task, Trial, Update, UpdateBatch
-from fedbranch.records import RoundRecord, Routing
+from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
 from fedbranch.rules import AutoRule, Decision, Evidence, NeverSplit, Review, Rule, Thresholds
 from fedbranch.runs import Round, RunFolder
-from fedbranch.server import Server
-from fedbranch.tree import Descent, Node, ParameterTree
+from fedbranch.server.guard import Guard
+from fedbranch.server.records import RoundRecord, Routing
+from fedbranch.server.replies.intake import Intake
+from fedbranch.server.server import Server
+from fedbranch.tree.edge import Edge, InMemory, OnDisk, Sketched
+from fedbranch.tree.tree import Descent, Node, ParameterTree
 
 if TYPE_CHECKING:
-    from fedbranch.client import LocalTraining, adam, sgd
     from fedbranch.sim import Run, fedavg, ifca, local, oracle, simulate
+    from fedbranch.training.local_training import LocalTraining, adam, sgd
 
 __version__ = "0.1.0"
 
@@ -106,9 +100,9 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
-    "LocalTraining": "fedbranch.client",
-    "adam": "fedbranch.client",
-    "sgd": "fedbranch.client",
+    "LocalTraining": "fedbranch.training.local_training",
+    "adam": "fedbranch.training.local_training",
+    "sgd": "fedbranch.training.local_training",
     "Run": "fedbranch.sim",
     "fedavg": "fedbranch.sim",
     "ifca": "fedbranch.sim",

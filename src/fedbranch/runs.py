@@ -31,7 +31,11 @@ from math import fsum
 from pathlib import Path
 from typing import IO
 
-from fedbranch.checkpoint import (
+from fedbranch.errors import DamagedFile, UnusableRun
+from fedbranch.server.records import RoundRecord
+from fedbranch.server.server import Server
+from fedbranch.storage.atomic import append_line, make_folder, replace_file, sync
+from fedbranch.storage.checkpoint import (
     Generation,
     clear_leftovers,
     go_back,
@@ -42,21 +46,10 @@ from fedbranch.checkpoint import (
     read_checkpoint,
     read_generation,
 )
-from fedbranch.edges import restored_cache
-from fedbranch.errors import DamagedFile, UnusableRun
-from fedbranch.files import (
-    JSON,
-    append_line,
-    make_folder,
-    read_sealed,
-    replace_file,
-    seal,
-    sync,
-    unseal,
-)
-from fedbranch.records import RoundRecord
-from fedbranch.server import Server
-from fedbranch.tree import ParameterTree
+from fedbranch.storage.sealed_json import read_sealed, seal, unseal
+from fedbranch.tree.edge import restored_cache
+from fedbranch.tree.tree import ParameterTree
+from fedbranch.types import JSON
 
 if sys.platform != "win32":
     import fcntl

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fedbranch.core import machine_code as module
+from fedbranch.core.exact_sum import machine_code as module
 
 
 @pytest.fixture

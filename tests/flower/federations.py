@@ -9,10 +9,11 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 import fedbranch as fb
-from fedbranch.client import ModelState, evaluate, local_update
 from fedbranch.flower import ClusteredStrategy
 from fedbranch.flower.testing import FakeGrid, FakeNode
-from fedbranch.seeds import stream_seed
+from fedbranch.training.client import evaluate, local_update
+from fedbranch.training.model_state import ModelState
+from fedbranch.training.seeds import stream_seed
 
 SEED = 3
 RULE = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5, min_cluster_size=3)

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from fedbranch.flower.identity import identify
+from fedbranch.flower.node_ids import identify
 from swapped_digits import client_app as example
 from swapped_digits import server_app, task
 

@@ -4,9 +4,9 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbranch.checkpoint import read_checkpoint, write_checkpoint
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.flower.arrays import Layout
+from fedbranch.storage.checkpoint import read_checkpoint, write_checkpoint
 
 
 def record(**arrays):

@@ -16,7 +16,7 @@ from fakes import fingerprint
 from fedbranch.errors import DamagedFile, FederationStalled, UnusableRun
 from fedbranch.flower import ClusteredStrategy, exchange, federation
 from fedbranch.flower.testing import FakeNode
-from fedbranch.report.comparison import compare
+from fedbranch.report.text.comparison import compare
 from fedbranch.runs import RunFolder
 from flower.federations import (
     RULE,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedbranch as fb
-from fedbranch.seeds import stream_seed
+from fedbranch.training.seeds import stream_seed
 
 Vector = NDArray[np.float32]
 

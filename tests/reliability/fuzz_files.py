@@ -20,24 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbranch import (
-    NeverSplit,
-    RunFolder,
-    Server,
-    Update,
-    checkpoint,
-    experiment,
-    files,
-    records,
-    runs,
-    server,
-    settings,
-    tree,
-)
+from fedbranch import NeverSplit, RunFolder, Server, Update, runs
+from fedbranch.cli import experiment
+from fedbranch.cli import toml_settings as settings
+from fedbranch.cli.experiment import Experiment
 from fedbranch.errors import FedbranchError
-from fedbranch.experiment import Experiment
-from fedbranch.files import seal, unseal
 from fedbranch.runs import Round
+from fedbranch.server import records, server
+from fedbranch.storage import atomic as files
+from fedbranch.storage import checkpoint
+from fedbranch.storage.sealed_json import seal, unseal
+from fedbranch.tree import tree
 
 SEALED = ["run.json", "summary.json", "names.json", "state/state.json", "state/previous.json"]
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 import fedbranch as fb
-from fedbranch.checkpoint import (
+from fedbranch.errors import FedbranchError
+from fedbranch.runs import RunFolder
+from fedbranch.storage.checkpoint import (
     LastingTensors,
     has_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
-from fedbranch.errors import FedbranchError
-from fedbranch.runs import RunFolder
 
 ROUNDS = 24
 JOINS, LEAVES = 16, 19

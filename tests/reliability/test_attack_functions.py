@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedbranch as fb
-from fedbranch.records import RoundRecord
 from fedbranch.runs import Round
+from fedbranch.server.records import RoundRecord
 from reliability.attacks import (
     ATTACKS,
     TRIGGER_LABEL,

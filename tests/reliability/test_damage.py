@@ -10,9 +10,9 @@ import pytest
 
 from fakes import fingerprint
 from fedbranch import Server
-from fedbranch.checkpoint import read_generation
 from fedbranch.errors import CannotWrite, FedbranchError, UsingPreviousState
 from fedbranch.runs import Round, RunFolder
+from fedbranch.storage.checkpoint import read_generation
 from tests.reliability.small_run import digest, play
 
 

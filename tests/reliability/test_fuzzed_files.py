@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedbranch.checkpoint import read_checkpoint
+from fedbranch.cli.experiment import Experiment
 from fedbranch.errors import DamagedFile
-from fedbranch.experiment import Experiment
-from fedbranch.files import seal
+from fedbranch.storage.checkpoint import read_checkpoint
+from fedbranch.storage.sealed_json import seal
 from tests.reliability.fuzz_files import (
     EXPERIMENT,
     ODD,

@@ -15,12 +15,12 @@ from hypothesis.extra import numpy as hnp
 
 import fedbranch as fb
 from fakes import fingerprint
-from fedbranch.acceptance import check_losses
 from fedbranch.errors import FedbranchError, InvalidUpdate
 from fedbranch.flower import ClusteredStrategy
 from fedbranch.flower.arrays import Layout
 from fedbranch.flower.federation import Federation, Keys
 from fedbranch.flower.testing import FakeGrid
+from fedbranch.server.replies.checks import check_losses
 from reliability.quadratic_app import initial_arrays, make_app, make_nodes
 
 DIM = 4

@@ -6,12 +6,8 @@ import time
 
 import pytest
 
-from fedbranch.checkpoint import (
-    read_checkpoint,
-    read_generation,
-    write_checkpoint,
-)
 from fedbranch.runs import RunFolder
+from fedbranch.storage.checkpoint import read_checkpoint, read_generation, write_checkpoint
 from tests.reliability.small_run import (
     ROUNDS,
     digest,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedbranch import AutoRule, Guard, ParameterTree, Server, Thresholds, Update
-from fedbranch.guard import capped_weights
+from fedbranch.server.guard import capped_weights
 
 DIM = 500
 

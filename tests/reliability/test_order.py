@@ -7,7 +7,7 @@ from torch import nn
 
 import fedbranch as fb
 from fakes import QuadraticClients, fingerprint
-from fedbranch.messages import UpdateBatch
+from fedbranch.protocol.tasks import UpdateBatch
 from tests.reliability.interruptions import folder_digest
 
 ROUNDS = 40

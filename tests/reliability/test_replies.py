@@ -12,8 +12,8 @@ from rich.console import Console
 import fedbranch as fb
 from fakes import QuadraticClients
 from fedbranch.flower.testing import FakeGrid
-from fedbranch.report.comparison import compare
-from fedbranch.report.terminal import print_comparison
+from fedbranch.report.text.comparison import compare
+from fedbranch.report.text.terminal import print_comparison
 from fedbranch.runs import RunFolder
 from reliability.quadratic_app import RULE, client_id, make_app, make_nodes, start
 

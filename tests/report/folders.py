@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import fedbranch as fb
-from fedbranch.records import RoundRecord, Routing
 from fedbranch.runs import Round, RunFolder
+from fedbranch.server.records import RoundRecord, Routing
 
 EAST, WEST = np.float32([1, 0]), np.float32([-1, 0])
 

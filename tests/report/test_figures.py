@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 import pytest
 
 from fedbranch.errors import CannotWrite, FedbranchError
-from fedbranch.records import RoundRecord
-from fedbranch.report.facts import read_facts
+from fedbranch.report.facts.facts import read_facts
 from fedbranch.report.figures import draw, save_figure
 from fedbranch.runs import Round, RunFolder
+from fedbranch.server.records import RoundRecord
 
 from .folders import about, played, split_run
 

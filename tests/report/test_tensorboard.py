@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fedbranch.errors import FedbranchError
-from fedbranch.report.facts import read_facts
+from fedbranch.report.facts.facts import read_facts
 from fedbranch.report.tensorboard import write_events
 
 from .folders import split_run

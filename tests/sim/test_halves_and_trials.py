@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 import fedbranch as fb
-from fedbranch.client import ModelState, local_update, trial_losses
-from fedbranch.halves import halves_seed
-from fedbranch.messages import Trial
-from fedbranch.sim import vectorised
-from fedbranch.sim.population import Population
-from fedbranch.sim.reference import Reference
-from fedbranch.sim.vectorised import Vectorised
-from fedbranch.sim.workers import Workers
-from sim.test_vectorised import TOLERANCE, make_clients, mlp, tasks_at_two_leaves
+from fedbranch.protocol.tasks import Trial
+from fedbranch.sim.clients import Population
+from fedbranch.sim.engines.reference import Reference
+from fedbranch.sim.engines.stacked import engine as vectorised
+from fedbranch.sim.engines.stacked.engine import Vectorised
+from fedbranch.sim.engines.workers import Workers
+from fedbranch.training.client import local_update, trial_losses
+from fedbranch.training.half_split import halves_seed
+from fedbranch.training.model_state import ModelState
+from sim.engines.stacked.test_engine import TOLERANCE, make_clients, mlp, tasks_at_two_leaves
 
 SEED = 13
 SIZES = [3, 4, 5, 11, 21, 30, 30, 8, 41, 2]

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fedbranch as fb
-from fedbranch.client import cross_entropy
 from fedbranch.sim import language_model
+from fedbranch.training.local_training import cross_entropy
 
 NUM_WORDS, LENGTH = 12, 5
 

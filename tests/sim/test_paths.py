@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fedbranch as fb
-from fedbranch.client import evaluate
+from fedbranch.sim.clients import Population
 from fedbranch.sim.ensemble import Ensemble
-from fedbranch.sim.population import Population
+from fedbranch.training.client import evaluate
 from sim.test_simulation import TRAINING, make_clients, simulate
 
 

@@ -16,14 +16,14 @@ from torch import nn
 
 import fedbranch as fb
 from fakes import fingerprint
-from fedbranch.checkpoint import read_checkpoint
-from fedbranch.client import ModelState
 from fedbranch.data import digits, label_swaps
-from fedbranch.files import seal
 from fedbranch.privacy import Noise, Privacy, Secret, Transform
+from fedbranch.sim.clients import Population
 from fedbranch.sim.hidden import Hiding
-from fedbranch.sim.population import Population
-from fedbranch.sim.releases import Releases
+from fedbranch.sim.release_counts import Releases
+from fedbranch.storage.checkpoint import read_checkpoint
+from fedbranch.storage.sealed_json import seal
+from fedbranch.training.model_state import ModelState
 
 SECRET = Secret(bytes(range(7, 39)), "tests", epoch=3)
 PERMUTATION = Privacy(SECRET, transform="permutation")

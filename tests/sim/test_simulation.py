@@ -7,9 +7,10 @@ from torch import nn
 
 import fedbranch as fb
 from fakes import fingerprint
-from fedbranch.client import ModelState, evaluate, local_update
 from fedbranch.runs import RunFolder
-from fedbranch.seeds import stream_seed
+from fedbranch.training.client import evaluate, local_update
+from fedbranch.training.model_state import ModelState
+from fedbranch.training.seeds import stream_seed
 
 RULE = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5)
 TRAINING = fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=10)

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from fedbranch.core.gram import (
+from fedbranch.core.products import (
     BLOCK,
-    Array,
     column_blocks,
     is_on_host,
     mirror_scaled,
@@ -24,9 +23,9 @@ from fedbranch.core.gram import (
     to_numpy,
     upper_products,
 )
+from fedbranch.types import Array
 
 __all__ = [
-    "Array",
     "Scaled",
     "checked_namespace",
     "cosine_error_bound",

@@ -18,8 +18,9 @@ from typing import TypeAlias
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from fedbranch.core.geometry import Array, norms, take_rows, to_numpy, weighted_mean
-from fedbranch.core.gram import column_blocks
+from fedbranch.core.geometry import norms, take_rows, to_numpy, weighted_mean
+from fedbranch.core.products import column_blocks
+from fedbranch.types import Array
 
 __all__ = ["RobustAggregate", "median", "multi_krum", "trimmed_mean"]
 

@@ -7,10 +7,10 @@ except ModuleNotFoundError as error:
         f"fedbranch.flower needs Flower ({error}); run: pip install 'fedbranch[flower]'"
     ) from error
 
-from fedbranch.flower.agreeing import AgreementMod
-from fedbranch.flower.identity import client_id_of_key
-from fedbranch.flower.private import hidden_arrays, reveal, transform_mod
-from fedbranch.flower.relay import Agreed, agree
+from fedbranch.flower.hidden.agreement_node import AgreementMod
+from fedbranch.flower.hidden.agreement_server import Agreed, agree
+from fedbranch.flower.hidden.mod import hidden_arrays, reveal, transform_mod
+from fedbranch.flower.node_ids import client_id_of_key
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.strategy import ClusteredStrategy
 

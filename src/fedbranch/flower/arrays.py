@@ -16,10 +16,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedbranch.checkpoint import Tensors
 from fedbranch.errors import DamagedFile, InvalidUpdate
-from fedbranch.files import JSON
-from fedbranch.tree import Vector
+from fedbranch.storage.checkpoint import Tensors
+from fedbranch.types import JSON, Vector
 
 __all__ = [
     "HIDDEN_PARAMS",
@@ -154,7 +153,7 @@ class Layout:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the arrays only stand for a model; see :mod:`fedbranch.flower.private`."""
+        """Whether the arrays only stand for a model; see :mod:`fedbranch.flower.hidden.mod`."""
         return any(map(_is_hidden, self.initial))
 
     @property

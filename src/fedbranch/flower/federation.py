@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from fedbranch.errors import FederationStalled
 from fedbranch.flower.arrays import Layout, NamedArrays
-from fedbranch.flower.folding import Folding
-from fedbranch.flower.halves import HALF_DIFFERENCE, HALVES_KEY
-from fedbranch.flower.identity import Roster, identify
+from fedbranch.flower.half_updates import HALF_DIFFERENCE, HALVES_KEY
 from fedbranch.flower.logs import log
+from fedbranch.flower.node_ids import Roster, identify
 from fedbranch.flower.replies import Reported, arrays_in, reported_in, why_unreadable
-from fedbranch.intake import Intake
-from fedbranch.messages import UpdateBatch
-from fedbranch.server import Server
-from fedbranch.tree import Vector
+from fedbranch.flower.streaming import Folding
+from fedbranch.protocol.tasks import UpdateBatch
+from fedbranch.server.replies.intake import Intake
+from fedbranch.server.server import Server
+from fedbranch.types import Vector
 
 __all__ = ["Answer", "Asked", "Federation", "Keys", "Received"]
 

@@ -8,7 +8,7 @@ from flwr.app import MetricRecord
 
 from fedbranch.flower.replies import CLUSTER_METRIC
 from fedbranch.flower.result import ClusteredResult
-from fedbranch.records import RoundRecord
+from fedbranch.server.records import RoundRecord
 
 __all__ = ["log", "log_record", "log_result", "shown"]
 

@@ -12,9 +12,9 @@ from typing import TypeAlias
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app import MetricRecordValues as Metric
 
-from fedbranch.acceptance import MOST_METRICS, SMALLEST_WEIGHT, check_metric_name
 from fedbranch.errors import InvalidUpdate
-from fedbranch.messages import one_line, shortened
+from fedbranch.protocol.plain_text import one_line, shortened
+from fedbranch.server.replies.checks import MOST_METRICS, SMALLEST_WEIGHT, check_metric_name
 
 __all__ = [
     "CLUSTER_METRIC",

@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from fedbranch.flower.arrays import Layout
-from fedbranch.messages import some_of
+from fedbranch.protocol.client_ids import some_of
 from fedbranch.runs import Round
-from fedbranch.tree import ParameterTree
+from fedbranch.tree.tree import ParameterTree
 
 __all__ = ["ClusteredResult"]
 

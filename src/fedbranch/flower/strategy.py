@@ -18,26 +18,26 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedbranch.core.geometry import weighted_mean
-from fedbranch.core.sketch import Projection
-from fedbranch.edges import EdgeCache, cache_to_state
+from fedbranch.core.projection import Projection
 from fedbranch.errors import FederationStalled
-from fedbranch.examination import Aggregate
-from fedbranch.files import JSON
 from fedbranch.flower.arrays import Layout
 from fedbranch.flower.exchange import exchange
 from fedbranch.flower.federation import Answer, Asked, Federation, Keys
 from fedbranch.flower.logs import log, log_record, log_result, shown
 from fedbranch.flower.replies import merged, weighted_mean_of_metrics
 from fedbranch.flower.result import ClusteredResult
-from fedbranch.flower.saved import metrics_from_json, metrics_to_json, open_run
+from fedbranch.flower.run_folder import metrics_from_json, metrics_to_json, open_run
 from fedbranch.flower.trials import Trials
-from fedbranch.guard import DEFAULT_GUARD, Guard
-from fedbranch.messages import one_line
-from fedbranch.records import RoundRecord
+from fedbranch.protocol.plain_text import one_line
 from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
-from fedbranch.seeds import draw_clients, stream_seed
-from fedbranch.server import Server, check_keeping
+from fedbranch.server.guard import DEFAULT_GUARD, Guard
+from fedbranch.server.records import RoundRecord
+from fedbranch.server.server import Server, check_keeping
+from fedbranch.training.client_sampling import draw_clients
+from fedbranch.training.seeds import stream_seed
+from fedbranch.tree.edge import EdgeCache, cache_to_state
+from fedbranch.types import JSON, Aggregate
 
 __all__ = ["ClusteredStrategy"]
 
@@ -111,7 +111,7 @@ class ClusteredStrategy(Strategy):
         Which metric of an evaluation is the loss; lower is better. By default the one that is
         called so, such as ``loss``, ``eval_loss`` or ``test-loss``.
     half_updates
-        Ask client apps for half updates; see :mod:`fedbranch.flower.halves`. For apps that know
+        Ask client apps for half updates; see :mod:`fedbranch.flower.half_updates`. For apps that know
         of them: others get an entry in their configuration that they do not expect.
     seed
         Which nodes are drawn follows from it and the round.

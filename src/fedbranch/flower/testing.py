@@ -36,7 +36,7 @@ class FakeNode:
     config
         What the client app finds in ``context.node_config``.
     public_key, registered_at, last_activated_at, name
-        Who it is, and since when it has been there; see :mod:`fedbranch.flower.identity`.
+        Who it is, and since when it has been there; see :mod:`fedbranch.flower.node_ids`.
     """
 
     node_id: int

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedbranch.flower.federation import Federation
-from fedbranch.flower.halves import HALF_KEY, HALVES_KEY
+from fedbranch.flower.half_updates import HALF_KEY, HALVES_KEY
 from fedbranch.flower.logs import log
 from fedbranch.flower.replies import loss_in
-from fedbranch.messages import Trial, one_line
+from fedbranch.protocol.plain_text import one_line
+from fedbranch.protocol.tasks import Trial
 
 __all__ = ["AskedTrial", "Trials"]
 

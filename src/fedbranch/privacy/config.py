@@ -6,7 +6,7 @@ import operator
 from dataclasses import KW_ONLY, dataclass
 from typing import get_args
 
-from fedbranch.core.sketch import SMALLEST_SIZE
+from fedbranch.core.projection import SMALLEST_SIZE
 from fedbranch.privacy.noise import Noise
 from fedbranch.privacy.secret import Secret
 from fedbranch.privacy.sketch import Sketch

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from fedbranch.messages import Update
+from fedbranch.protocol.tasks import Update
 
 __all__ = ["Noise"]
 

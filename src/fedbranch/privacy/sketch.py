@@ -13,12 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.core.sketch import (
-    SMALLEST_SIZE,
-    Variances,
-    bound_from_variances,
-    check_cosine,
-)
+from fedbranch.core.projection import SMALLEST_SIZE, Variances, bound_from_variances, check_cosine
 
 __all__ = ["Sketch"]
 
@@ -58,7 +53,7 @@ class Sketch:
     each other.
 
     So the cosine is off by about (1 - c²) / sqrt(size), which is :meth:`typical_error`;
-    :func:`fedbranch.core.sketch.bound_from_variances` makes :meth:`error_bound` of the three.
+    :func:`fedbranch.core.projection.bound_from_variances` makes :meth:`error_bound` of the three.
 
     Examples
     --------

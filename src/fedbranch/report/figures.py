@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from fedbranch.errors import CannotWrite, FedbranchError
-from fedbranch.files import JSON
+from fedbranch.types import JSON
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def save_figure(facts: JSON, path: Path, what: What = "all") -> None:
     Parameters
     ----------
     facts
-        What :func:`fedbranch.report.facts.read_facts` gave.
+        What :func:`fedbranch.report.facts.facts.read_facts` gave.
     path
         Ends with ``.pdf``, ``.png`` or ``.svg``. Of several runs, the comparison of their
         training is drawn, and the rest of the first one.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbranch.errors import FedbranchError
-from fedbranch.files import JSON
+from fedbranch.types import JSON
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -37,7 +37,7 @@ def write_events(facts: JSON, folder: Path) -> list[Path]:
     Parameters
     ----------
     facts
-        What :func:`fedbranch.report.facts.read_facts` gave.
+        What :func:`fedbranch.report.facts.facts.read_facts` gave.
     folder
         Gets a folder for each run, which must not be there yet.
 

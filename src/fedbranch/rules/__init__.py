@@ -14,7 +14,7 @@ from fedbranch.rules.evidence import (
     Rule,
     Verdict,
 )
-from fedbranch.rules.state import rule_from_state, rule_to_state
+from fedbranch.rules.saved import rule_from_state, rule_to_state
 from fedbranch.rules.thresholds import NeverSplit, Thresholds
 
 __all__ = [

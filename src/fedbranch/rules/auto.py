@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.stats import wilcoxon
 
-from fedbranch.core.bipartition import bipartition, separation_gap
 from fedbranch.core.geometry import take_rows
-from fedbranch.core.samples import some_rows
-from fedbranch.core.structure import compared_halves, find_structure
+from fedbranch.core.groups import compared_halves, find_structure
+from fedbranch.core.linkage import bipartition, separation_gap
+from fedbranch.core.row_sampling import some_rows
 from fedbranch.rules.credibility import opposed_groups
 from fedbranch.rules.evidence import (
     Asks,
@@ -24,7 +24,7 @@ from fedbranch.rules.evidence import (
     Verdict,
     norm_measurements,
 )
-from fedbranch.rules.gaps import best_hierarchy, gap_between, least_gap, widest_gap
+from fedbranch.rules.gap_test import best_hierarchy, gap_between, least_gap, widest_gap
 
 __all__ = ["AutoRule"]
 
@@ -77,7 +77,7 @@ class AutoRule:
 
     1. The clients are asked for half updates. It is a round like any other, for twice the
        upload and computation: their means train the model. How groups are found, told from
-       noise and confirmed in the other half: :func:`fedbranch.core.structure.find_structure`.
+       noise and confirmed in the other half: :func:`fedbranch.core.groups.find_structure`.
     2. The cluster stands still, and the clients measure, on the half of their data that a step
        was not made from, the loss after a step of all together and after one of their group.
        A one-sided Wilcoxon signed-rank test over the clients at ``error_level`` must find the

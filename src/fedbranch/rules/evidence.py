@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.core.geometry import Array, norms, to_numpy
-from fedbranch.core.sketch import Projection
+from fedbranch.core.geometry import norms, to_numpy
+from fedbranch.core.projection import Projection
+from fedbranch.types import Array
 
 __all__ = [
     "Asks",

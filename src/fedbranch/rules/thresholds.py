@@ -7,16 +7,16 @@ import operator
 from dataclasses import dataclass
 from functools import partial
 
-from fedbranch.core.bipartition import Bipartition
-from fedbranch.core.forest import hierarchy_of
-from fedbranch.core.geometry import cosine_similarity, to_numpy
-from fedbranch.core.refine import (
+from fedbranch.core.blocked_linkage import hierarchy_of
+from fedbranch.core.exact_cut import (
     are_edges_right,
     cosines_of_pairs,
     likely_error,
     parts_of,
     refined,
 )
+from fedbranch.core.geometry import cosine_similarity, to_numpy
+from fedbranch.core.linkage import Bipartition
 from fedbranch.core.theory import tolerated_noise
 from fedbranch.rules.evidence import Decision, Evidence, Groups, Verdict, norm_measurements
 

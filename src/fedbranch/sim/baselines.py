@@ -16,14 +16,14 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from fedbranch.client import ModelState
 from fedbranch.data import ClientData
 from fedbranch.rules import NeverSplit
-from fedbranch.seeds import stream_seed
-from fedbranch.server import Server
+from fedbranch.server.server import Server
+from fedbranch.sim.clients import Population
 from fedbranch.sim.hidden import Hiding, check_is_privacy
-from fedbranch.sim.population import Population
 from fedbranch.sim.simulation import Run, Settings, simulate
+from fedbranch.training.model_state import ModelState
+from fedbranch.training.seeds import stream_seed
 
 __all__ = ["fedavg", "ifca", "local", "oracle"]
 

@@ -15,14 +15,15 @@ from array_api_compat import array_namespace, device, is_array_api_obj
 from numpy.typing import NDArray
 from torch import nn
 
-from fedbranch.client import ModelState
-from fedbranch.core.differences import Differences
-from fedbranch.core.geometry import Array, to_numpy
+from fedbranch.core.exact_sum.raw_updates import Differences
+from fedbranch.core.geometry import to_numpy
 from fedbranch.data import PartName
-from fedbranch.messages import Task, Trial, Update, UpdateBatch
-from fedbranch.sim.engines import Engine
-from fedbranch.sim.reference import memory_of
-from fedbranch.tree import Node, Vector
+from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
+from fedbranch.sim.engines.choice import Engine
+from fedbranch.sim.engines.reference import memory_of
+from fedbranch.training.model_state import ModelState
+from fedbranch.tree.tree import Node
+from fedbranch.types import Array, Vector
 
 if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
     from fedbranch.privacy import Privacy

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from torch import nn
 
-from fedbranch.client import LocalTraining, evaluate
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
-from fedbranch.edges import EdgeCache, cache_to_state
-from fedbranch.examination import Aggregate, Weighting
-from fedbranch.files import JSON
-from fedbranch.guard import DEFAULT_GUARD, Guard
 from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
-from fedbranch.server import Server
-from fedbranch.sim.engines import EngineChoice, EngineName
+from fedbranch.server.guard import DEFAULT_GUARD, Guard
+from fedbranch.server.server import Server
+from fedbranch.sim.clients import BeforeSend, Population, only_finite
+from fedbranch.sim.engines.choice import EngineChoice, EngineName
 from fedbranch.sim.ensemble import Ensemble
-from fedbranch.sim.population import BeforeSend, Population, only_finite
-from fedbranch.sim.releases import Releases
-from fedbranch.tree import ParameterTree
+from fedbranch.sim.release_counts import Releases
+from fedbranch.training.client import evaluate
+from fedbranch.training.local_training import LocalTraining
+from fedbranch.tree.edge import EdgeCache, cache_to_state
+from fedbranch.tree.tree import ParameterTree
+from fedbranch.types import JSON, Aggregate, Weighting
 
 if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
     from fedbranch.privacy import Privacy

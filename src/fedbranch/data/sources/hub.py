@@ -21,7 +21,7 @@ from fedbranch.data.sources.files import SUMS_FILE, Source, find
 from fedbranch.data.sources.images import CifarImages, IdxImages, Images, idx_header
 from fedbranch.data.sources.texts import NewsTexts
 from fedbranch.errors import DamagedFile, MissingData
-from fedbranch.files import replace_file
+from fedbranch.storage.atomic import replace_file
 
 __all__ = ["HubRow", "LoadDataset", "fetch_missing"]
 

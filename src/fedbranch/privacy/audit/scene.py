@@ -22,7 +22,7 @@ from fedbranch.privacy.audit.victims import (
     split_digits,
 )
 from fedbranch.privacy.audit.views import View, seen_apart, seen_together
-from fedbranch.seeds import stream_seed
+from fedbranch.training.seeds import stream_seed
 
 __all__ = ["BATCH", "NOISE", "NUM_KNOWN", "Scene", "Sizes", "with_noise"]
 

@@ -1,7 +1,7 @@
 """Whom the server attacks: clients with real handwritten digits, and what they would send.
 
 Every client trains for one step, on one digit or on a few, with the reference client of
-:mod:`fedbranch.client`. One step on one record is the worst case for the client: what it sends
+:mod:`fedbranch.training.client`. One step on one record is the worst case for the client: what it sends
 is that record's gradient.
 """
 
@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbranch.client import LocalTraining, ModelState, local_update, sgd
 from fedbranch.data import Examples, digits
-from fedbranch.messages import Task
-from fedbranch.seeds import stream_seed
+from fedbranch.protocol.tasks import Task
+from fedbranch.training.client import local_update
+from fedbranch.training.local_training import LocalTraining, sgd
+from fedbranch.training.model_state import ModelState
+from fedbranch.training.seeds import stream_seed
 
 __all__ = ["Digits", "Network", "Victims", "split_digits"]
 

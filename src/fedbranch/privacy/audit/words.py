@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedbranch.client import LocalTraining, ModelState, local_update, sgd
 from fedbranch.data import Examples
-from fedbranch.messages import Task
 from fedbranch.privacy.audit.inversion import with_most_zeros
 from fedbranch.privacy.audit.reuse import zero_groups
+from fedbranch.protocol.tasks import Task
+from fedbranch.training.client import local_update
+from fedbranch.training.local_training import LocalTraining, sgd
+from fedbranch.training.model_state import ModelState
 
 __all__ = [
     "NUM_GUESSES",

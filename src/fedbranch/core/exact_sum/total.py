@@ -1,0 +1,530 @@
+"""Sums of weighted updates that do not depend on the order, to the last bit.
+
+Floating-point sums depend on who comes first. Sums of whole numbers do not: so every update is
+rounded to multiples of a unit that it alone determines, far below what float32 could show, and
+these are added up without any further rounding. Whoever adds them, in which order, in how many
+parts: the sum is the same.
+
+With Numba (``pip install 'fedbranch[fast]'``) large updates go through machine code that touches
+every number once, several times as fast. What this module does without it says what that does:
+both give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbranch.core.exact_sum.block_norms import (
+    BLOCK,
+    WEAKEST,
+    Extent,
+    extents,
+    is_plain,
+    lengths_of,
+    strongest_of,
+)
+from fedbranch.core.exact_sum.machine_code import machine_code, worthwhile_machine_code
+from fedbranch.core.exact_sum.raw_updates import Differences
+from fedbranch.core.exact_sum.units import (
+    CLASS_WIDTH,
+    LARGEST_UNIT,
+    LARGEST_UNIT_OF_SKETCHES,
+    NO_UNIT,
+    UNIT_BITS,
+    most_units,
+    plain_units_of,
+    units_of,
+    usual_unit,
+)
+from fedbranch.core.projection import Projection
+
+__all__ = ["Added", "ExactSum", "can_be_added_plain", "can_be_added_whole"]
+
+MOST_UNITS = 2.0**53  # whole numbers beyond are not all floats
+CARRY = 2.0**30  # units that are moved to the second accumulator together
+# Whole weights of up to this are applied where all of a batch is added up: times 2**40 units
+# each, several of them are still exact.
+LARGEST_WHOLE_WEIGHT = 1000.0
+MOST_UNITS_AT_ONCE = MOST_UNITS / 2
+# Powers of two that float32 can be scaled by.
+LARGEST_SCALE = 120
+ROWS_AT_ONCE = 8
+COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
+NEARLY = 1 - 1e-9  # lengths are added up in another order where they are compared
+NO_SKETCHES = np.zeros((0, 0), np.float32)
+
+
+class Added(NamedTuple):
+    """Which updates were added up as they lay, and what was found out about these.
+
+    Attributes
+    ----------
+    is_added
+        Shape (n,): of all updates.
+    squares
+        Shape (n, num_blocks): the squared length of every block. Of updates that were not looked
+        at it is 0.
+    sketches
+        Shape (n, size). Of the others they may hold anything.
+    """
+
+    is_added: NDArray[np.bool_]
+    squares: NDArray[np.float64]
+    sketches: NDArray[np.float32]
+
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """Shape (n,): how long the updates are."""
+        return lengths_of(self.squares)
+
+
+def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Say which weights are applied to updates that were rounded before, as most are."""
+    is_whole: NDArray[np.bool_] = (weights <= LARGEST_WHOLE_WEIGHT) & (weights == np.rint(weights))
+    return is_whole
+
+
+def can_be_added_plain(updates: Differences, longest: float = math.inf) -> NDArray[np.bool_]:
+    """Say which updates :meth:`ExactSum.add_plain` adds, whatever it was given before."""
+    is_plain: NDArray[np.bool_] = plain_units_of(strongest_of(updates.squares)) != NO_UNIT
+    # With room: where they are added, squares are added up in another order.
+    return is_plain & (lengths_of(updates.squares) <= longest * NEARLY * NEARLY)
+
+
+class _Class:
+    """The sum of updates that share a unit, in whole units: low + CARRY * high."""
+
+    def __init__(self, dim: int) -> None:
+        self.low = np.zeros(dim)
+        self.high: NDArray[np.float64] | None = None
+        self.most = 0.0  # what low cannot exceed
+
+    def make_room(self, units: float) -> None:
+        """Make sure that so many units can be added to low."""
+        assert units <= MOST_UNITS - CARRY
+        if self.most + units > MOST_UNITS:
+            self.carry()
+        self.most += units
+
+    def give_back(self, units: float) -> None:
+        """Let others have the room that was not needed."""
+        self.most -= units
+
+    def carry(self) -> None:
+        """Move what is large from low to high: what stays is in [-CARRY / 2, CARRY / 2)."""
+        self.most = CARRY / 2
+        if self.high is None:
+            self.high = np.zeros_like(self.low)
+        compiled = worthwhile_machine_code(self.low.size)
+        if compiled is not None:
+            compiled.carry(self.low, self.high, CARRY)
+            return
+        moved = np.floor(self.low / CARRY + 0.5)
+        self.high += moved
+        moved *= CARRY
+        self.low -= moved
+
+
+class ExactSum:
+    """A weighted sum of updates, to which anybody adds in any order.
+
+    Parameters
+    ----------
+    dim
+        How many numbers an update has.
+    projection
+        Sketches the updates on the way.
+
+    Notes
+    -----
+    An update whose strongest block of 1024 numbers has length s is rounded to multiples of a
+    unit, a power of two between 2**-40 and 2**-36 of s, so by less than 2**-32 of its largest
+    entry; updates of similar size share a unit. The sums of each unit are exact whole numbers,
+    held in two float64 accumulators. Only :meth:`total` rounds: it adds up the few units, the
+    smallest first. Weights that are whole numbers of up to 1000 multiply the rounded updates;
+    with others, update times weight is what is rounded.
+
+    So adding, in any order and in any batches, and merging sums are the same to the last bit.
+    Adding is for one thread at a time; several threads have a sum each, merged in the end.
+
+    Examples
+    --------
+    >>> updates = np.float32([[0.1, 1.0], [0.2, -1.0], [0.3, 1e-6]])
+    >>> forward, backward = ExactSum(2), ExactSum(2)
+    >>> _ = forward.add(updates, [1, 1, 1]), backward.add(updates[::-1], [1, 1, 1])
+    >>> forward.total().tobytes() == backward.total().tobytes()
+    True
+    """
+
+    def __init__(self, dim: int, projection: Projection | None = None) -> None:
+        if dim < 0 or (projection is not None and projection.dim != dim):
+            raise ValueError(f"dim is {dim} and the projection is {projection}; they must agree")
+        self.dim = dim
+        self.projection = projection
+        # What is added up is s_i x_i, with the projection's signs: they are applied in any case.
+        self._signs = None if projection is None else projection.signs
+        self._classes: dict[int, _Class] = {}  # by the exponent of the unit
+        self._tables: dict[int, NDArray[np.float32]] = {}
+        self._memory: (
+            tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]] | None
+        ) = None
+        self._usual_unit: int | None = None  # of the updates that were added as they lay
+
+    def add(
+        self,
+        updates: NDArray[np.float32],
+        weights: NDArray[np.float64] | list[float],
+        extent: Extent | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Add updates, shape (n, dim), finite, each times its weight, shape (n,), positive.
+
+        Returns
+        -------
+        NDArray or None
+            The updates' sketches, shape (n, size), as :meth:`fedbranch.core.projection.Projection.of` gives them; None
+            without a projection.
+        """
+        if updates.dtype != np.float32 or updates.ndim != 2 or updates.shape[1] != self.dim:
+            raise ValueError(
+                f"updates have shape {updates.shape} and dtype {updates.dtype}; add float32 of "
+                f"shape (n, {self.dim})"
+            )
+        factors = np.asarray(weights, dtype=np.float64)
+        if factors.shape != (len(updates),):
+            raise ValueError(f"there are {len(factors)} weights for {len(updates)} updates")
+        extent = extents(updates) if extent is None else extent
+        sketches = None
+        if self.projection is not None:
+            sketches = np.zeros((len(updates), self.projection.size), dtype=np.float32)
+        strongest = extent.strongest
+        is_good = np.isfinite(strongest) & (factors >= 0) & (factors < np.inf)
+        if not is_good.all():
+            row = int(np.argmin(is_good))
+            raise ValueError(
+                f"update {row} has weight {factors[row]} and a block of length {strongest[row]}; "
+                "only finite ones can be added"
+            )
+        units = units_of(strongest)
+        is_whole = can_be_added_whole(factors) & (np.abs(units) <= LARGEST_SCALE)
+        for row in np.flatnonzero(~is_whole).tolist():
+            self._add_weighted(updates[row], float(factors[row]), float(strongest[row]))
+            if self.projection is not None and sketches is not None:
+                sketches[row] = self.projection.of(updates[row : row + 1])[0]
+        for unit in sorted(set(units[is_whole].tolist())):
+            rows = np.flatnonzero(is_whole & (units == unit))
+            most = most_units(factors[rows], strongest[rows], unit)
+            for part in _chunks_within(most, MOST_UNITS_AT_ONCE):
+                at_once = rows[part]
+                self._of_unit(unit).make_room(float(most[part].sum()))
+                self._add_whole(updates, at_once, factors[at_once], unit, sketches)
+                if unit > LARGEST_UNIT_OF_SKETCHES and sketches is not None:
+                    assert self.projection is not None
+                    sketches[at_once] = self.projection.of(updates[at_once])
+        return sketches
+
+    def add_plain(
+        self, updates: Differences, weights: NDArray[np.float64], longest: float = math.inf
+    ) -> Added:
+        """Add updates as they lie, if nothing about them is unusual.
+
+        Parameters
+        ----------
+        updates
+            They need not be finite; such are not added.
+        weights
+            Shape (n,): whole and at most 1000. Whoever has weight 0 is not looked at.
+        longest
+            Longer ones are not added.
+
+        Returns
+        -------
+        Added
+            Who is not among them is to be written down and looked at. What was added is as if
+            :meth:`add` had done it, to the last bit.
+        """
+        if updates.shape[1] != self.dim or weights.shape != (len(updates),):
+            raise ValueError(
+                f"updates have shape {updates.shape} and weights {weights.shape}; add updates of "
+                f"{self.dim} numbers with a weight each"
+            )
+        assert self.projection is not None
+        assert can_be_added_whole(weights).all()
+        num_updates = len(updates)
+        found = Added(
+            np.zeros(num_updates, bool),
+            np.zeros((num_updates, -(-self.dim // BLOCK))),
+            np.zeros((num_updates, self.projection.size), np.float32),
+        )
+        rows = np.flatnonzero(weights > 0)
+        limit = longest * NEARLY
+        if not len(rows):
+            return found
+        if self._usual_unit is None:
+            self._usual_unit = usual_unit(plain_units_of(strongest_of(updates.squares[rows])))
+        expected = -UNIT_BITS if self._usual_unit == NO_UNIT else self._usual_unit
+        self._add_plain_of(updates, rows, weights, expected, limit, found)
+        units = plain_units_of(strongest_of(found.squares[rows]))
+        for unit in sorted(set(units.tolist()) - {expected, NO_UNIT}):
+            self._add_plain_of(updates, rows[units == unit], weights, unit, limit, found)
+        self._usual_unit = usual_unit(units)
+        return found
+
+    def _add_plain_of(
+        self,
+        updates: Differences,
+        rows: NDArray[np.intp],
+        weights: NDArray[np.float64],
+        unit: int,
+        longest: float,
+        found: Added,
+    ) -> None:
+        """Add those whose unit it is."""
+        compiled = machine_code()
+        assert compiled is not None
+        most = math.ldexp(1.0, unit + UNIT_BITS)  # of a strongest block
+        at_most = most_units(weights[rows], most, unit)
+        of_unit = self._of_unit(unit)
+        for part in _chunks_within(at_most, MOST_UNITS_AT_ONCE):
+            of_unit.make_room(float(at_most[part].sum()))
+            compiled.add_plain(
+                updates.addresses,
+                updates.lengths,
+                updates.before,
+                rows[part],
+                weights,
+                max(WEAKEST, math.ldexp(most, -CLASS_WIDTH)),
+                most,
+                longest,
+                self._table(unit),
+                of_unit.low,
+                *self._folding,
+                np.float32(2.0**unit),
+                found.sketches,
+                found.squares,
+                found.is_added,
+            )
+            added = rows[part][found.is_added[rows[part]]]
+            strongest = strongest_of(found.squares[added])
+            needed = float(most_units(weights[added], strongest, unit).sum())
+            of_unit.give_back(float(at_most[part].sum()) - needed)
+
+    def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
+        """Add one update, rounded after it was multiplied."""
+        unit = int(units_of(np.array(strongest * weight)))
+        of_unit = self._of_unit(unit)
+        of_unit.make_room(float(most_units(np.array(weight), strongest, unit)))
+        for columns in _chunks(self.dim, COLUMNS_AT_ONCE):
+            wide = update[columns].astype(np.float64)
+            wide *= weight
+            if self._signs is not None:
+                wide *= self._signs[columns]
+            np.ldexp(wide, -unit, out=wide)
+            np.rint(wide, out=wide)
+            of_unit.low[columns] += wide
+
+    def _add_whole(
+        self,
+        updates: NDArray[np.float32],
+        rows: NDArray[np.intp],
+        weights: NDArray[np.float64],
+        unit: int,
+        sketches: NDArray[np.float32] | None,
+    ) -> None:
+        """Add some updates of one unit, with whole weights, and sketch them."""
+        low, table = self._of_unit(unit).low, self._table(unit)
+        compiled = worthwhile_machine_code(len(rows) * self.dim) if is_plain(updates) else None
+        if compiled is not None:
+            compiled.add_rows(
+                updates,
+                rows.astype(np.int64, copy=False),
+                weights,
+                table,
+                low,
+                *self._folding,
+                # A power of two, of which nothing is rounded.
+                np.float32(0.0 if sketches is None else 2.0**unit),
+                NO_SKETCHES if sketches is None else sketches,
+            )
+            return
+        for few in _chunks(len(rows), ROWS_AT_ONCE):
+            self._add_few(updates, rows[few], weights[few], unit, sketches)
+
+    def _add_few(
+        self,
+        updates: NDArray[np.float32],
+        rows: NDArray[np.intp],
+        weights: NDArray[np.float64],
+        unit: int,
+        sketches: NDArray[np.float32] | None,
+    ) -> None:
+        """Do it for so many as there is memory for."""
+        of_unit, table = self._of_unit(unit), self._table(unit)
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        together = updates[first:end] if end - first == len(rows) else None
+        projection = self.projection
+        width = COLUMNS_AT_ONCE
+        if projection is not None:
+            folded = projection.begin(len(rows))
+            width = projection.block_width
+        scaled, wide, sums = self._buffers(width)
+        for columns in _chunks(self.dim, width):
+            num_columns = columns.stop - columns.start
+            part = scaled[: len(rows), :num_columns]
+            if together is not None:
+                np.multiply(together[:, columns], table[columns], out=part)
+            else:
+                for place, row in enumerate(rows.tolist()):
+                    np.multiply(updates[row, columns], table[columns], out=part[place])
+            if projection is not None:
+                projection.fold(folded, part, columns.start // width)
+            np.rint(part, out=part)
+            for few in _chunks(num_columns, COLUMNS_AT_ONCE):
+                num_few = few.stop - few.start
+                exact, added = wide[: len(rows), :num_few], sums[:num_few]
+                np.copyto(exact, part[:, few])
+                np.dot(weights, exact, out=added)
+                low = of_unit.low[columns.start + few.start : columns.start + few.stop]
+                np.add(low, added, out=low)
+        if projection is not None:
+            assert sketches is not None
+            # A power of two, of which nothing is rounded.
+            sketches[rows] = projection.end(folded) * np.float32(2.0**unit)
+
+    @cached_property
+    def _folding(
+        self,
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+        """Give memory for updates that are folded, and the shifts of the first and next fold."""
+        # Without a projection everything is folded into a few columns, and forgotten.
+        width = COLUMNS_AT_ONCE
+        shifts: tuple[tuple[int, ...], ...] = ((0,) * -(-self.dim // COLUMNS_AT_ONCE),)
+        if self.projection is not None:
+            width, shifts = self.projection.block_width, self.projection.shifts
+        first, following = (np.array(of_fold, np.int64) for of_fold in (*shifts, ())[:2])
+        return np.empty((ROWS_AT_ONCE, width), np.float32), first, following
+
+    def _of_unit(self, unit: int) -> _Class:
+        if unit not in self._classes:
+            self._classes[unit] = _Class(self.dim)
+        return self._classes[unit]
+
+    def _table(self, unit: int) -> NDArray[np.float32]:
+        """Give what turns an update into signed units."""
+        if unit not in self._tables:
+            signs = np.ones(self.dim, np.float32) if self._signs is None else self._signs
+            self._tables[unit] = np.ldexp(signs, -unit)
+        return self._tables[unit]
+
+    def _buffers(
+        self, width: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]]:
+        """Give memory for a chunk of some updates, in units, in float32 and in float64."""
+        if self._memory is None or self._memory[0].shape[1] != width:
+            self._memory = (
+                np.empty((ROWS_AT_ONCE, width), np.float32),
+                np.empty((ROWS_AT_ONCE, COLUMNS_AT_ONCE)),
+                np.empty(COLUMNS_AT_ONCE),
+            )
+        return self._memory
+
+    def merge(self, other: ExactSum) -> None:
+        """Add everything that another sum, of the same length and projection, holds."""
+        if (other.dim, other.projection) != (self.dim, self.projection):
+            raise ValueError(
+                f"a sum of {other.dim} numbers with {other.projection} cannot be merged into one "
+                f"of {self.dim} with {self.projection}"
+            )
+        for unit, theirs in other._classes.items():
+            ours = self._of_unit(unit)
+            if theirs.most > MOST_UNITS / 2:
+                theirs.carry()
+            ours.make_room(theirs.most)
+            ours.low += theirs.low
+            if theirs.high is not None:
+                ours.high = theirs.high.copy() if ours.high is None else ours.high + theirs.high
+
+    def total(self) -> NDArray[np.float64]:
+        """Give the sum, shape (dim,), rounded for the first time."""
+        total = np.zeros(self.dim)
+        for _, unit, low, high in self._canonical():
+            sums = high * CARRY + low
+            # The same; ldexp takes long, but not every unit is a float.
+            total += sums * 2.0**unit if abs(unit) < 1000 else np.ldexp(sums, unit)
+        return total
+
+    def _canonical(
+        self,
+    ) -> Iterator[tuple[str, int, NDArray[np.float64], NDArray[np.float64]]]:
+        """Go through the units, in the one form that does not show how it came to be."""
+        for unit, of_unit in sorted(self._classes.items()):
+            of_unit.carry()
+            assert of_unit.high is not None
+            low, high = of_unit.low, of_unit.high
+            if not (low.any() or high.any()):
+                continue  # whether there is such a sum depends on who was looked at together
+            if self._signs is not None:
+                # Half of CARRY has two forms with the same absolute value; only one is kept.
+                low, high = low * self._signs, high * self._signs
+                moved = low == CARRY / 2
+                low, high = np.where(moved, -low, low), high + moved
+            yield f"unit{unit:+05d}", unit, low + 0.0, high + 0.0
+
+    # Files
+
+    def to_tensors(self, prefix: str = "") -> dict[str, NDArray[np.float64]]:
+        """Describe the sum as arrays by name, for a checkpoint; the projection is not in it."""
+        return {
+            f"{prefix}{name}": np.stack([low, high]) for name, _, low, high in self._canonical()
+        }
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: Mapping[str, NDArray[np.float64]],
+        dim: int,
+        projection: Projection | None = None,
+        prefix: str = "",
+    ) -> ExactSum:
+        """Rebuild a sum from what :meth:`to_tensors` gave.
+
+        Raises
+        ------
+        ValueError
+            If the arrays cannot be those of a sum.
+        """
+        rebuilt = cls(dim, projection)
+        for name, parts in tensors.items():
+            if not name.startswith(f"{prefix}unit"):
+                continue
+            unit = int(name.removeprefix(f"{prefix}unit"))
+            if parts.shape != (2, dim) or parts.dtype != np.float64 or abs(unit) > LARGEST_UNIT:
+                raise ValueError(f"the sum {name} has shape {parts.shape} and dtype {parts.dtype}")
+            if (parts != np.rint(parts)).any() or (np.abs(parts[0]) > CARRY / 2).any():
+                raise ValueError(f"the sum {name} does not hold whole units")
+            of_unit = rebuilt._of_unit(unit)
+            signs = 1.0 if rebuilt._signs is None else rebuilt._signs
+            of_unit.low, of_unit.high, of_unit.most = parts[0] * signs, parts[1] * signs, CARRY / 2
+        return rebuilt
+
+
+def _chunks_within(amounts: NDArray[np.float64], most: float) -> Iterator[slice]:
+    """Cut a sequence into parts that add up to no more than ``most``, or have one member."""
+    start, total = 0, 0.0
+    for place, amount in enumerate(amounts.tolist()):
+        if place > start and total + amount > most:
+            yield slice(start, place)
+            start, total = place, 0.0
+        total += amount
+    if len(amounts):
+        yield slice(start, len(amounts))
+
+
+def _chunks(dim: int, width: int) -> Iterator[slice]:
+    for start in range(0, dim, width):
+        yield slice(start, min(start + width, dim))

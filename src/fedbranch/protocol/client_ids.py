@@ -1,0 +1,65 @@
+"""Client ids: which are allowed, and how messages name them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+from fedbranch.protocol.plain_text import shortened
+
+__all__ = ["checked_ids", "shown_id", "some_of"]
+
+LONGEST_ID = 1000  # characters of a client id
+
+
+def checked_ids(client_ids: Iterable[str]) -> list[str]:
+    """Check that client ids are what every file and every message can carry, each once.
+
+    They are compared code point by code point. Two that only look alike, because they differ
+    in case or in how an accent is written, are two clients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is not a string, empty, too long, not printable or begins or ends with a blank,
+        or is there twice.
+    """
+    ids = list(client_ids)
+    if isinstance(client_ids, str) or not all(isinstance(i, str) and i for i in ids):
+        raise TypeError(f"client_ids are {shortened(ids)}; pass a list of non-empty strings")
+    for client_id in ids:
+        if (
+            len(client_id) <= LONGEST_ID
+            and client_id.isprintable()
+            and client_id.strip() == client_id
+        ):
+            continue
+        if len(client_id) > LONGEST_ID:
+            problem = f"has {len(client_id)} characters; use at most {LONGEST_ID}"
+        elif any("\ud800" <= character <= "\udfff" for character in client_id):
+            problem = "is not valid Unicode"
+        else:
+            problem = "begins or ends with a blank, or has characters that cannot be seen"
+        raise ValueError(f"the client id {shortened(client_id)} {problem}")
+    twice = [client_id for client_id, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"clients {some_of(twice)} are named more than once; name each once")
+    return ids
+
+
+def some_of(client_ids: Collection[str], most: int = 10) -> str:
+    """Name clients in a message: so many, and how many others.
+
+    Examples
+    --------
+    >>> some_of(["a", "b", "c"], most=2)
+    "['a', 'b'] and 1 more"
+    """
+    named = f"{list(islice(client_ids, most))}"
+    return named if len(client_ids) <= most else f"{named} and {len(client_ids) - most:,} more"
+
+
+def shown_id(client_id: object) -> str:
+    """Name a client in the record, also if it has not even an id."""
+    return client_id if isinstance(client_id, str) else shortened(client_id)

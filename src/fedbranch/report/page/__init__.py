@@ -1,0 +1,1 @@
+"""The report as one HTML file, and the same page while a run goes on."""

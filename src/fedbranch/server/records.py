@@ -1,0 +1,94 @@
+"""What happened in a round: the decisions, the refusals, who moved, who came and went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TypeVar
+
+from fedbranch.rules import Decision
+from fedbranch.types import JSON
+
+__all__ = ["RoundRecord", "Routing"]
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """A client's step down the tree, with its similarity to each side."""
+
+    client_id: str
+    from_node: int
+    to_node: int
+    similarities: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """Everything that happened in a round.
+
+    Attributes
+    ----------
+    round
+        Counted from 1.
+    decisions
+        One for each examined cluster.
+    refused
+        Client id -> why its reply was not used.
+    routed
+        The clients that moved down the tree.
+    joined, left
+        Client ids that were new in this round, or removed before it.
+    cluster_sizes
+        Leaf -> number of clients after the round.
+    metrics
+        Client id -> what it reported. Not-finite values are None.
+    """
+
+    round: int
+    decisions: tuple[Decision, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    routed: tuple[Routing, ...] = ()
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    cluster_sizes: Mapping[int, int] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+    @property
+    def splits(self) -> tuple[Decision, ...]:
+        """The decisions that split a cluster."""
+        return tuple(decision for decision in self.decisions if decision.verdict == "split")
+
+    def to_json(self) -> JSON:
+        """Give the record as JSON can say it: without measurements that are not finite."""
+        table = asdict(self)
+        for decision in table["decisions"]:
+            measured = decision["measurements"].items()
+            decision["measurements"] = {n: v for n, v in measured if math.isfinite(v)}
+        return table
+
+    @classmethod
+    def from_json(cls, line: JSON) -> RoundRecord:
+        """Rebuild a record from what :meth:`to_json` gave, also after JSON made strings of keys."""
+        return cls(
+            round=line["round"],
+            decisions=tuple(
+                Decision(**{**entry, "groups": tuple(tuple(ids) for ids in entry["groups"])})
+                for entry in line["decisions"]
+            ),
+            refused=dict(line["refused"].items()),
+            routed=tuple(
+                Routing(**{**entry, "similarities": _by_node(entry["similarities"])})
+                for entry in line["routed"]
+            ),
+            joined=tuple(line["joined"]),
+            left=tuple(line["left"]),
+            cluster_sizes=_by_node(line["cluster_sizes"]),
+            metrics=dict(line["metrics"].items()),
+        )
+
+
+def _by_node(table: Mapping[str, V]) -> dict[int, V]:
+    return {int(node_id): value for node_id, value in table.items()}

@@ -1,0 +1,1 @@
+"""The replies of a round: checked, taken in, and kept or summed."""

@@ -1,0 +1,1 @@
+"""What trains the clients of a simulation."""

@@ -1,0 +1,1 @@
+"""Triton kernels for stacks of models on a GPU."""

@@ -1,0 +1,45 @@
+"""Which clients are drawn in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+__all__ = ["draw_clients"]
+
+
+def draw_clients(
+    present: Sequence[str], num_asked: int, seed: int, *, first: Collection[str] = ()
+) -> list[str]:
+    """Draw some of the clients that are there, without replacement.
+
+    Parameters
+    ----------
+    present
+        Client ids, sorted.
+    num_asked
+        How many to draw; all of them if there are no more.
+    seed
+        The same seed draws the same clients.
+    first
+        Clients that are drawn before all others.
+
+    Returns
+    -------
+    list
+        Client ids, sorted.
+
+    Examples
+    --------
+    >>> draw_clients(["a", "b", "c", "d"], 2, seed=1, first={"d"})
+    ['a', 'd']
+    """
+    if num_asked >= len(present):
+        return list(present)
+    order = np.random.default_rng(seed).permutation(len(present))
+    if first:
+        wanted = set(first)
+        is_first = np.fromiter((i in wanted for i in present), bool, len(present))
+        order = order[np.argsort(~is_first[order], kind="stable")]
+    return sorted(present[row] for row in order[:num_asked])
