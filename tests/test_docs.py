@@ -17,7 +17,7 @@ PUBLIC_MODULES = [
     "fedbranch",
     *(
         f"fedbranch.core.{name}"
-        for name in ("bipartition", "geometry", "robust", "structure", "theory")
+        for name in ("linkage", "geometry", "robust", "groups", "theory")
     ),
     *(f"fedbranch.{name}" for name in ("data", "errors", "flower", "privacy", "sim")),
 ]

@@ -3,7 +3,7 @@
 import tracemalloc
 
 import fedbranch.storage.checkpoint as checkpoint_module
-import fedbranch.columns as columns_module
+import fedbranch.population.int_column as columns_module
 import fedbranch.known as known_module
 import fedbranch.positions as positions_module
 import numpy as np

@@ -16,7 +16,7 @@ from fedbranch.runs import Round, RunFolder
 from fedbranch.server.records import RoundRecord
 from tests.flower.federations import make_grid, start
 
-from .folders import about, decision, played, split_run
+from report.folders import about, decision, played, split_run
 
 
 def only_run(folder):

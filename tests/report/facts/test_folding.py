@@ -15,7 +15,7 @@ from fedbranch.report.facts.series import quantile, thinned
 from fedbranch.report.facts.similarities import dendrogram_order, folded
 from fedbranch.runs import RunFolder
 
-from .folders import about, played, split_run
+from report.folders import about, played, split_run
 
 
 @given(
