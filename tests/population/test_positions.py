@@ -4,8 +4,8 @@ import tracemalloc
 
 import fedbranch.storage.checkpoint as checkpoint_module
 import fedbranch.population.int_column as columns_module
-import fedbranch.known as known_module
-import fedbranch.positions as positions_module
+import fedbranch.population.registry as known_module
+import fedbranch.population.positions as positions_module
 import numpy as np
 import pytest
 from hypothesis import settings
