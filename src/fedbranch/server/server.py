@@ -119,6 +119,10 @@ class Server:
         self._set_aside: set[str] = set()  # clients whose last reply the guard set aside
         self._joined: list[str] = []
         self._left: list[str] = []
+        # What happened to the tree since the last record.
+        self._moved: dict[str, int] = {}
+        self._children: dict[int, tuple[int, ...]] = {}
+        self._vanished: list[int] = []
 
     @property
     def clusters(self) -> dict[int, list[str]]:
@@ -356,8 +360,7 @@ class Server:
         self.round = this_round
         self._cases = cases
         self._set_aside = still_aside
-        for move in routed:  # trains, or goes on down, from the next round on
-            self.tree.place(move.client_id, move.to_node)
+        self.place({move.client_id: move.to_node for move in routed})  # from the next round on
         for outcome in outcomes:
             self._carry_out(outcome, edges)
         for decision in reviews:
@@ -366,8 +369,7 @@ class Server:
             if decision.verdict == "merge":
                 self.merge_split(decision.node_id)
             self._forget_replies(list(decision.moves))
-            for client_id, leaf_id in decision.moves.items():
-                self.tree.place(client_id, leaf_id)
+            self.place(decision.moves)
         record = RoundRecord(
             round=self.round,
             decisions=(*(outcome.decision for outcome in outcomes), *reviews),
@@ -376,9 +378,13 @@ class Server:
             joined=tuple(sorted(self._joined)),
             left=tuple(sorted(self._left)),
             cluster_sizes={leaf.id: self.tree.num_members(leaf.id) for leaf in self.tree.leaves},
+            children=dict(self._children),
+            vanished=tuple(sorted(self._vanished)),
+            moved=dict(sorted(self._moved.items())),
             metrics={i: reply.metrics for i, reply in replies.items() if i not in refused},
         )
         self._asked, self._on_trial, self._joined, self._left = {}, {}, [], []
+        self._moved, self._children, self._vanished = {}, {}, []
         return record
 
     def _absent(self, cases: Mapping[int, Case], aside: Iterable[str]) -> Counter[int]:
@@ -458,6 +464,9 @@ class Server:
             # The mean is not added: the node keeps the very parameters at which the updates
             # on its edges were computed, and the children start from there.
             child_ids = self.tree.split(node_id, edges[node_id], in_round=self.round)
+            self._children[node_id] = child_ids
+            for child_id, group in zip(child_ids, decision.groups, strict=True):
+                self._moved |= dict.fromkeys(group, child_id)
             del self._cases[node_id]
             # What was usual for all is so for each cluster, until it has trained by itself.
             usual = usual_lengths(case.replies.values()) or case.usual
@@ -533,6 +542,15 @@ class Server:
         in_order = sorted(client_ids)  # so that the order in which they are named changes nothing
         self.tree.positions.place_all(in_order, node_id)
         self._joined += in_order
+        if node_id != self.tree.root.id:
+            self._moved |= dict.fromkeys(in_order, node_id)
+
+    def place(self, places: Mapping[str, int]) -> None:
+        """Put clients at nodes, from wherever they stood: client id -> node."""
+        for client_id, node_id in places.items():
+            if self.tree.position(client_id) != self.tree[node_id].id:
+                self.tree.place(client_id, node_id)
+                self._moved[client_id] = node_id
 
     def mark_present(self, client_ids: Iterable[str]) -> None:
         """Say which of the known clients are there, whether or not they will be asked.
@@ -550,6 +568,8 @@ class Server:
         self.tree.positions.remove(ids)
         self._set_aside.difference_update(ids)
         self._left += ids
+        for client_id in ids:
+            self._moved.pop(client_id, None)
 
     def reroute(self, client_ids: Iterable[str]) -> None:
         """Send clients back to the root, to find their cluster anew."""
@@ -558,8 +578,7 @@ class Server:
             raise ValueError("the clusters were given, not found; nobody can be routed to them")
         ids = self._known(client_ids)
         self._forget_replies(ids)
-        for client_id in ids:
-            self.tree.place(client_id, self.tree.root.id)
+        self.place(dict.fromkeys(ids, root.id))
 
     def _known(self, client_ids: Iterable[str]) -> list[str]:
         ids = checked_ids(client_ids)
@@ -582,6 +601,8 @@ class Server:
     def undo_split(self, node_id: int) -> None:
         """Make a split cluster one again, at the parameters it had when it was split."""
         below = [node.id for node in self.tree.subtree(node_id)]
+        self._moved |= dict.fromkeys(self.tree.positions.members(below[1:]), node_id)
+        self._vanished += below[1:]
         self.tree.undo_split(node_id)
         self._on_trial = {i: asked for i, asked in self._on_trial.items() if asked[0] not in below}
         if node_id in self._archive:
@@ -646,6 +667,9 @@ class Server:
             leaf_ids = self.tree.split(
                 self.tree.root.id, [dict.fromkeys(client_ids) for client_ids in named.values()]
             )
+            self._children[self.tree.root.id] = leaf_ids
+            for leaf_id, client_ids in zip(leaf_ids, named.values(), strict=True):
+                self._moved |= dict.fromkeys(client_ids, leaf_id)
         leaves = dict(zip(named, leaf_ids, strict=True))
         for name, start in starts.items():
             node = self.tree[leaves[name]]
@@ -710,6 +734,9 @@ class Server:
             "is_presence_known": is_presence_known,
             "joined": self._joined,
             "left": self._left,
+            "moved": self._moved,
+            "children": {str(node_id): list(ids) for node_id, ids in self._children.items()},
+            "vanished": self._vanished,
             "tree": tree_state,
         }
         return state, files
@@ -751,6 +778,10 @@ class Server:
             )
             server._set_aside = set(state["set_aside"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
+            # Not in states of older versions.
+            server._moved = dict(state.get("moved", {}))
+            server._children = {int(i): tuple(c) for i, c in state.get("children", {}).items()}
+            server._vanished = list(state.get("vanished", []))
             server._on_trial = {i: (a, b, list(c)) for i, (a, b, c) in state["on_trial"].items()}
             server._archive = {
                 int(node_id): Case.from_state(case, {})

@@ -129,8 +129,7 @@ def ifca(
             for client_id, loss in population.training_losses(leaf, client_ids).items():
                 # A model that has diverged is nobody's choice.
                 losses[client_id][leaf.id] = loss if math.isfinite(loss) else math.inf
-        for client_id, by_leaf in losses.items():
-            server.tree.place(client_id, min(by_leaf, key=by_leaf.__getitem__))
+        server.place({i: min(by_leaf, key=by_leaf.__getitem__) for i, by_leaf in losses.items()})
 
     return simulate(
         model,
