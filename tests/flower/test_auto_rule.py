@@ -8,7 +8,7 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from fedbranch.flower import ClusteredStrategy
 from fedbranch.flower.federation import Federation
-from fedbranch.flower.replies import loss_in
+from fedbranch.flower.metrics import loss_in
 from fedbranch.flower.testing import FakeNode
 from flower.federations import (
     Killed,

@@ -5,8 +5,8 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedbranch.core.exact_sum.raw_updates import Differences
-from fedbranch.flower import read_updates as steps
 from fedbranch.flower.arrays import Layout
+from fedbranch.flower.read_updates import UpdateReader
 
 MODEL = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
