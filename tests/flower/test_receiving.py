@@ -12,10 +12,11 @@ from fedbranch.flower.asking import ask_to_evaluate, ask_to_train
 from fedbranch.flower.federation import Federation, Keys
 from fedbranch.flower.receiving import receive_metrics, receive_updates
 from fedbranch.flower.testing import FakeGrid, FakeNode
-from flower.federations import RULE
+from flower.federations import RULE, make_grid, start
 
 NUM_CLIENTS, NUM_PARAMS = 4, 24
 MODES = {"kept": {}, "summed": {"sketch": 16, "keep_updates": False}}
+BAD, NUM_ROUNDS = FakeNode.simulated(1, 6).node_id, 3  # of the whole runs
 LATE, *OTHERS = [f"partition-{i:04d}" for i in range(NUM_CLIENTS)]
 TRAINING_ON = fb.NeverSplit()
 # Stands still until all have answered, so that a late reply is computed at the same parameters.
@@ -219,3 +220,126 @@ def test_evaluations_of_other_nodes_and_unreadable_ones_are_refused():
     assert evaluated.refused[ids[0]] == "answered by another node (12345)"
     assert "'num-examples' is -1" in evaluated.refused[ids[1]]
     assert ids[3] not in evaluated.refused
+
+
+# Over whole runs
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_readable_late_reply_counts_if_the_newer_one_is_bad(mode):
+    slow = FakeNode.simulated(0, 6).node_id
+    withheld = []
+
+    def on_reply(message, reply):
+        if message.metadata.message_type != "train" or message.metadata.dst_node_id != slow:
+            return reply
+        withheld.append(reply)
+        if len(withheld) == 1:
+            return None
+        return [withheld[-2], Message(Error(code=2, reason="out of memory"), reply_to=message)]
+
+    result = start(
+        make_grid(on_reply=on_reply), num_rounds=2, timeout=1, rule=HOLDING, **MODES[mode]
+    )
+
+    assert [d.verdict for e in result.history for d in e.record.decisions] == ["hold", "split"]
+    reason = "the client failed (error 2): out of memory"
+    assert result.history[1].record.refused == {"partition-0000": reason}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_late_reply_is_used_if_its_cluster_stood_still(mode):
+    slow = FakeNode.simulated(0, 6).node_id
+    withheld = []
+
+    def on_reply(message, reply):
+        if message.metadata.message_type != "train":
+            return reply
+        if message.metadata.dst_node_id == slow:
+            withheld.append(reply)
+            return withheld.pop(0) if len(withheld) > 1 else None
+        return reply
+
+    result = start(
+        make_grid(on_reply=on_reply), num_rounds=2, timeout=1, rule=HOLDING, **MODES[mode]
+    )
+
+    assert [d.verdict for e in result.history for d in e.record.decisions] == ["hold", "split"]
+    assert "partition-0000" not in result.history[0].record.metrics
+    assert "partition-0000" in result.history[1].record.metrics
+    assert not result.history[1].record.refused
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_late_reply_to_an_older_model_is_refused_as_such(mode):
+    withheld = []
+
+    def on_reply(message, reply):
+        is_bad = message.metadata.dst_node_id == BAD and message.metadata.message_type == "train"
+        if not is_bad:
+            return [reply, *withheld] if message.metadata.group_id == "2" else reply
+        if message.metadata.group_id == "1":
+            withheld.append(reply)
+        return None
+
+    result = start(make_grid(on_reply=on_reply), num_rounds=2, timeout=1, **MODES[mode])
+
+    assert "took longer than 1 s" in result.history[0].record.refused["partition-0001"]
+    assert "computed at other parameters" in result.history[1].record.refused["partition-0001"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reply_of_another_node_is_refused(mode):
+    def on_reply(message, reply):
+        if message.metadata.dst_node_id == BAD:
+            reply.metadata.__dict__["_src_node_id"] = 12345
+        return reply
+
+    result = start(make_grid(on_reply=on_reply), num_rounds=1, timeout=0.1, **MODES[mode])
+
+    assert result.history[0].record.refused == {
+        "partition-0001": "answered by another node (12345)"
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_forged_reply_that_comes_first_does_not_silence_the_node_that_was_asked(mode):
+    genuine = []
+
+    def on_reply(message, reply):
+        if message.metadata.dst_node_id != BAD:
+            return reply
+        forged = Message(Error(code=2, reason="silenced"), reply_to=message)
+        forged.metadata.__dict__["_src_node_id"] = 12345
+        genuine.append(reply)
+        return forged
+
+    grid = make_grid(on_reply=on_reply)
+    pull = grid.pull_messages
+
+    def pull_messages(message_ids):
+        arrived = pull(message_ids)
+        grid._replies += genuine  # with the next look
+        genuine.clear()
+        return arrived
+
+    grid.pull_messages = pull_messages
+
+    result = start(grid, num_rounds=NUM_ROUNDS, **MODES[mode])
+
+    assert result.history == start(make_grid(), num_rounds=NUM_ROUNDS, **MODES[mode]).history
+    assert not result.history[0].record.refused
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replies_in_any_order_give_the_same_bytes(mode):
+    plain = make_grid()
+    shuffled = make_grid()
+    pull = shuffled.pull_messages
+    shuffled.pull_messages = lambda message_ids: pull(message_ids)[::-1]
+
+    results = [start(grid, num_rounds=8, **MODES[mode]) for grid in (plain, shuffled)]
+
+    first, second = (result.history for result in results)
+    assert first == second
+    np.testing.assert_array_equal(*(result.tree.root.params for result in results))
