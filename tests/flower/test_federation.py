@@ -72,8 +72,8 @@ def test_the_place_of_a_simulated_node_that_is_gone_stays_free():
     result = start(grid, num_rounds=4, start_with={"evaluate_fn": lose_the_first})
 
     took_part = [sorted(entry.record.metrics) for entry in result.history]
-    everybody = [f"partition-{i:04d}" for i in range(6)]
-    assert took_part == [everybody, everybody, everybody[1:], everybody[1:]]
+    all_ids = [f"partition-{i:04d}" for i in range(6)]
+    assert took_part == [all_ids, all_ids, all_ids[1:], all_ids[1:]]
 
 
 def test_a_holding_cluster_gives_absent_clients_time_to_come(monkeypatch):

@@ -59,7 +59,7 @@ REPLIES = [
     with_bytes(lambda data: data + b"x"),
     with_bytes(lambda data: b"\x93NUMPY" + bytes(len(data) - 6)),
     with_bytes(lambda data: data, stype="pickle"),
-    with_bytes(bytearray),  # bytes whose address may change
+    with_bytes(bytearray),  # bytes that may move to another address
     reply(8),
 ]
 NUM_READABLE = 6

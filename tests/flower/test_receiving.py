@@ -24,7 +24,7 @@ HOLDING = replace(RULE, eps_mean=99.0, eps_max=1e-6, min_cluster_size=2, coverag
 
 
 def trained(message, _):
-    """Another update in every round, whose metric names the round."""
+    """Reply with another update in every round, and the round's number as a metric."""
     number = message.content["config"]["server-round"]
     rng = np.random.default_rng([message.metadata.dst_node_id, number])
     model = message.content["arrays"]["w"].numpy()

@@ -1,4 +1,4 @@
-"""Metrics of clients: their names, the loss among them, and means over all and over each cluster."""
+"""Metrics of clients: names, the loss among them, means over all and over each cluster."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def loss_in(metrics: Mapping[str, float], loss_key: str | None) -> float | None:
 def weighted_mean_of_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
     """Average every metric over the clients that have a finite value of it, by their weight.
 
-    Lists are averaged entry by entry. A metric whose lists differ in length is left out.
+    Lists are averaged entry by entry. Where lists differ in length, the metric is left out.
     """
     columns: dict[str, list[tuple[float, Metric]]] = {}
     for content in contents:

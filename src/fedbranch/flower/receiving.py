@@ -173,9 +173,9 @@ class Waiting:
         return dict.fromkeys(self._silent, reason) | self.forged
 
     def unanswered(self, answers: dict[str, Answer]) -> list[Asked]:
-        """Return the messages whose replies may still come and be of use.
+        """Return the messages that may still be answered.
 
-        A client whose answer to a later message counts need not answer the earlier ones.
+        After its answer to a later message was taken, a client need not answer earlier ones.
         """
         return [
             one

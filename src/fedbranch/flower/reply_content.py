@@ -79,7 +79,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedReply:
-    """A reply to a message to train, whose arrays are not yet compared with the model's.
+    """A reply to a message to train; its arrays are not yet compared with the model's.
 
     Attributes
     ----------

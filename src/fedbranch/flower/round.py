@@ -274,7 +274,7 @@ class RunningFederation:
             Flower's way to the nodes.
         messages
             Those of :meth:`ask_to_train`, of which a subclass of the strategy may have dropped
-            or replaced some. A node whose message was dropped gets no trials either.
+            or replaced some. A node without its message gets no trials either.
         this_round
             The number of the round.
         trial_config
