@@ -157,7 +157,7 @@ class Population:
         present = self._those_present(this_round, server, home)
         num_asked = max(1, round(participation * len(present)))
         seed = stream_seed(self.seed, this_round)
-        return draw_clients(present, num_asked, seed, first=server.awaited)
+        return draw_clients(present, num_asked, seed, first=server.awaited(present))
 
     def _those_present(self, this_round: int, server: Server, home: Mapping[str, int]) -> list[str]:
         """Let clients leave and join; whoever stays costs nothing."""
