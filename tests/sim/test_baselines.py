@@ -8,7 +8,7 @@ import fedbranch as fb
 from fedbranch.training.client import local_update
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.seeds import stream_seed
-from sim.test_simulation import TRAINING, folder_bytes, make_clients, make_model, simulate
+from sim.two_groups import TRAINING, folder_bytes, make_clients, make_model, simulate
 
 SETTINGS = {"rounds": 15, "training": TRAINING, "seed": 3}
 

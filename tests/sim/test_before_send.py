@@ -9,7 +9,7 @@ from torch import nn
 
 import fedbranch as fb
 from fakes import fingerprint
-from sim.test_simulation import RULE, TRAINING, make_clients, make_model, simulate
+from sim.two_groups import RULE, TRAINING, make_clients, make_model, simulate
 
 ENGINES = ["reference", "workers", "vectorised"]
 

@@ -1,18 +1,14 @@
-"""The models on a client's path: which is best, and all of them as one."""
+"""The models on a client's path: the best of them, and all of them as one."""
 
-import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fedbranch as fb
 from fedbranch.sim.clients import Population
-from fedbranch.sim.ensemble import Ensemble
 from fedbranch.training.client import evaluate
-from sim.test_simulation import TRAINING, make_clients, simulate
+from sim.two_groups import TRAINING, make_clients, simulate
 
 
 @pytest.fixture(scope="module", params=["workers", "vectorised"])
@@ -118,34 +114,3 @@ def test_ensembles_are_evaluated_on_test_examples(run):
         assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
         right = (probabilities.argmax(dim=1) == y).float().mean().item()
         assert metrics["accuracy"] == pytest.approx(right)
-
-
-def test_an_ensemble_of_sure_models_has_no_infinite_logarithms():
-    outputs = Ensemble([nn.Identity(), nn.ReLU()])(torch.tensor([[-1000.0, 0.0]]))
-
-    assert outputs.tolist() == [pytest.approx([math.log(0.25), math.log(0.75)])]
-
-
-def test_only_classifiers_make_ensembles():
-    with pytest.raises(ValueError, match=r"outputs have shape \(4, 1\); an ensemble averages"):
-        Ensemble([nn.Linear(3, 1)])(torch.zeros(4, 3))
-
-
-def digests_of(**parts):
-    x, y = np.arange(6, dtype=np.float32).reshape(3, 2), [0, 1, 0]
-    client = fb.ClientData((x, y), **{name: (x[:n], y[:n]) for name, n in parts.items()})
-    population = Population(
-        nn.Linear(2, 2), {"a": client}, TRAINING, seed=0, device="cpu", engine="reference"
-    )
-    return population.describe()["clients"][0]
-
-
-def test_only_clients_with_validation_examples_are_described_by_them():
-    described = [digests_of(), digests_of(test=2), digests_of(validation=2)]
-    both = digests_of(test=2, validation=2)
-
-    assert len({entry["data"] for entry in [*described, both]}) == 4
-    assert "num_validation" not in described[1]
-    assert both["num_validation"] == 2
-    # As in run folders that were written before there were validation examples.
-    assert described[1]["data"].startswith("b49ad62510ab")

@@ -11,37 +11,16 @@ from fedbranch.runs import RunFolder
 from fedbranch.training.client import evaluate, local_update
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.seeds import stream_seed
-
-RULE = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5)
-TRAINING = fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=10)
-
-
-def make_clients(num_clients=6, **of_last):
-    """Points left and right of a line; every second client names the sides the other way."""
-    clients = {}
-    for i in range(num_clients):
-        rng = np.random.default_rng(i)
-        x = rng.normal(size=(60, 3)).astype(np.float32)
-        y = ((x[:, 0] > 0) ^ (i % 2 == 1)).astype(np.int64)
-        more = of_last if i == num_clients - 1 else {}
-        clients[f"c{i}"] = fb.ClientData(
-            (x[:40], y[:40]), (x[40:], y[40:]), group=str(i % 2), **more
-        )
-    return clients
-
-
-def make_model(seed=0):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-
-
-def simulate(clients=None, **settings):
-    return fb.simulate(
-        make_model(),
-        make_clients() if clients is None else clients,
-        **{"rule": RULE, "rounds": 30, "training": TRAINING, "seed": 3, **settings},
-    )
+from sim.two_groups import (
+    RULE,
+    TRAINING,
+    Interrupted,
+    folder_bytes,
+    interrupt_after,
+    make_clients,
+    make_model,
+    simulate,
+)
 
 
 def test_conflicting_clients_end_in_clusters_of_their_own():
@@ -243,25 +222,6 @@ def test_a_diverging_client_is_refused_and_the_others_go_on():
     assert all(np.isfinite(node.params).all() for node in run.tree)
 
 
-# Folders
-
-
-def folder_bytes(path):
-    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
-
-
-class Interrupted(Exception):
-    pass
-
-
-def interrupt_after(number):
-    def on_round(entry):
-        if entry.record.round == number:
-            raise Interrupted
-
-    return on_round
-
-
 @pytest.mark.parametrize("stop", [1, 3, 4, 9, 14, 15, 16, 30])
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, stop):
     settings = {"participation": 0.5, "checkpoint_every": 4, "clients": make_clients(joins=12)}
@@ -368,9 +328,6 @@ def test_the_folder_tells_what_the_run_tells(tmp_path):
     assert folder.summary["clusters"] == {str(k): v for k, v in run.clusters.items()}
     assert [client["id"] for client in folder.about["clients"]] == [f"c{i}" for i in range(6)]
     assert np.array_equal(folder.tree()[1].params, run.tree[1].params)
-
-
-# Settings
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbranch.training.hashed_random import SeededDropout, permutations
-from fedbranch.training.hashed_random import _derived as derived
+from fedbranch.training.hashed_random import SeededDropout, permutations, splitmix64
 
 
 def test_the_numbers_are_those_of_splitmix64():
@@ -16,7 +15,7 @@ def test_the_numbers_are_those_of_splitmix64():
         16408922859458223821,
     ]
 
-    ours = [int(derived(torch.tensor(1234567), place)) % 2**64 for place in range(5)]
+    ours = [int(splitmix64(torch.tensor(1234567), place)) % 2**64 for place in range(5)]
 
     assert ours == published
 
