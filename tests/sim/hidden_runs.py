@@ -15,13 +15,13 @@ ROTATION = Privacy(SECRET)
 NOISE = Noise(clip=1.0, multiplier=0.05)
 THRESHOLDS = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5)
 RULES = {"thresholds": THRESHOLDS, "auto": fb.AutoRule()}
-ROUNDS, JOINS = 22, 18  # all splits are before the newcomer comes
+ROUNDS, JOINS = 22, 18  # all splits are before the newcomer joins
 NEWCOMER = "newcomer"
 
 
 @cache
 def clients():
-    """Two groups of real digits, and one client that comes when they are apart."""
+    """Make two groups of clients with real digits, and one client that joins after their split."""
     found = fb.federate(*digits(), num_clients=9, groups=label_swaps(2, seed=0), seed=0)
     last = found.pop(max(found))
     newcomer = fb.ClientData(tuple(last.train), tuple(last.test), group=last.group, joins=JOINS)
@@ -37,7 +37,7 @@ def with_batch_norm():
 
 
 def smooth():
-    """Without a kink: rounding stays rounding, however long it is trained."""
+    """Make a model without relu: training does not amplify rounding."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
@@ -65,7 +65,7 @@ def plain_run(model, rule, engine):
 
 
 def decisions(run):
-    """What the server decided, without the numbers that it measured."""
+    """Return the server's decisions, without its measurements."""
     return [
         (entry.record.round, d.node_id, d.verdict, d.asks, d.groups)
         for entry in run.history
@@ -82,7 +82,7 @@ def moves(run):
 
 
 def largest_difference(run, other):
-    """Between the models at all nodes of two runs."""
+    """Compute the largest difference between the models at all nodes of two runs."""
     assert len(run.tree) == len(other.tree)
     return max(
         float((ours.double() - theirs.double()).abs().max())

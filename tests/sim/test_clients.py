@@ -1,4 +1,4 @@
-"""The simulated clients: presence, visits to examples, description."""
+"""The simulated clients: presence, visits to examples, halves, description."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from sim.engines.small_problems import make_clients as make_random_clients
 from sim.two_groups import TRAINING, make_clients, make_model
 
 
-def test_every_round_says_how_many_examples_were_seen():
+def test_every_round_records_its_visits_to_examples():
     run = fb.fedavg(
         make_model(),
         make_clients(),
@@ -25,7 +25,7 @@ def test_every_round_says_how_many_examples_were_seen():
     assert [entry.num_visits for entry in run.history] == [3 * 3 * 40] * 2
 
 
-def test_clients_come_and_go_as_they_did_when_all_were_asked_every_round():
+def test_clients_join_and_leave_in_their_rounds():
     rng = np.random.default_rng(0)
     times = [(1, None), (1, 3), (2, None), (3, 5), (4, None)]
     clients = {
@@ -51,8 +51,8 @@ def test_every_visit_is_counted_on_halves_too(settings):
 
     expected = sum(map(training.num_visits, [3, 30, 41]))
     assert population.num_visits(tasks) == expected
-    if "epochs" in settings:  # then each row is seen twice as often as without halves
-        few = training.num_visits(3)  # who cannot make halves
+    if "epochs" in settings:  # then each example is visited twice as often as without halves
+        few = training.num_visits(3)  # too few examples for halves
         assert population.num_visits(on_halves) == 2 * (expected - few) + few
     else:
         assert population.num_visits(on_halves) == 9 + 4 * (3 * 4)
@@ -88,5 +88,5 @@ def test_only_clients_with_validation_examples_are_described_by_them():
     assert len({entry["data"] for entry in [*described, both]}) == 4
     assert "num_validation" not in described[1]
     assert both["num_validation"] == 2
-    # As in run folders that were written before there were validation examples.
+    # The digest of run folders that are older than validation examples.
     assert described[1]["data"].startswith("b49ad62510ab")

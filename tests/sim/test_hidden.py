@@ -1,4 +1,4 @@
-"""What of a reply is hidden, and how exactly it comes back."""
+"""Hiding of replies: what is hidden, what is refused, and how exact the numbers stay."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_a_reply_of_the_wrong_kind_is_never_sent(column, spoiled, message):
         simulate(ROTATION, model="BatchNorm", before_send=bad, rounds=1)
 
 
-def test_what_is_no_update_or_not_finite_is_refused_like_any_bad_reply():
+def test_a_reply_that_is_no_update_or_not_finite_is_refused_like_any_bad_reply():
     def broken(client_id, this_round, update):
         if client_id == "client-0":
             return None
@@ -69,7 +69,7 @@ def test_a_counter_that_grows_does_not_blur_the_statistics_beside_it(kind):
     hidden = np.zeros(hiding.num_buffers, np.float32)
     for _ in range(1000):
         _, plain = hiding.revealed(params, hidden)
-        # A unit that is always off: its variance goes from 1 to 0.
+        # A unit that is always off: its running variance goes from 1 to 0.
         step = np.where(is_counter, 10, 0.1 * (-1 - plain)).astype(np.float32)
         update = fb.Update(
             np.ones(ModelState.of(model).params.numel(), np.float32), 1, buffers=step
@@ -83,7 +83,7 @@ def test_a_counter_that_grows_does_not_blur_the_statistics_beside_it(kind):
 
 
 class Counting(nn.Module):
-    """Counts, beside what it learns, in how many rows each input was above zero."""
+    """A linear model that also counts for each input in how many rows it was above zero."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,9 @@ def test_what_a_model_counts_reaches_no_server_in_plain(privacy, monkeypatch):
 
     monkeypatch.setattr(fb.Server, "step", noted)
     settings = {"rounds": 8, "rule": fb.NeverSplit(), "engine": "reference", "weighting": "equal"}
-    data = {f"client-{i}": clients()["client-0"] for i in range(4)}  # so that means are whole
+    data = {
+        f"client-{i}": clients()["client-0"] for i in range(4)
+    }  # equal clients, so that means are whole numbers
     hidden = fb.simulate(Counting(), data, privacy=privacy, before_send=noted_before, **settings)
     shown = fb.simulate(Counting(), data, **settings)
 
@@ -144,7 +146,7 @@ def test_a_batch_of_any_library_is_hidden_as_one_by_one(privacy):
     rng = np.random.default_rng(0)
     vectors, signals, halves = rng.normal(size=(3, 3, state.params.numel())).astype(np.float32)
     buffers = rng.normal(size=(3, state.buffers.numel())).astype(np.float32)
-    halves[1] = 0  # no halves
+    halves[1] = 0  # this client trained on all examples
     batch = fb.UpdateBatch(
         client_ids=["a", "b", "c"], vectors=torch.tensor(vectors), num_examples=[1, 2, 3],
         bases=["x"] * 3, metrics=[{}] * 3, buffers=torch.tensor(buffers),

@@ -1,4 +1,4 @@
-"""Run folders and logs of hidden runs: resumed to the same bytes, without secrets or plain numbers."""
+"""Folders and logs of hidden runs: resumed to the same bytes, no secrets or plain numbers."""
 
 import base64
 import json
@@ -83,7 +83,7 @@ NUM_CONSECUTIVE = 8
 
 
 class Scan:
-    """Looks for a secret, and for runs of plain numbers, in bytes and in text."""
+    """Searches bytes and text for a secret, and for consecutive plain numbers."""
 
     def __init__(self, vectors, secret=SECRET):
         purposes = [
@@ -114,7 +114,7 @@ class Scan:
             numbers = np.ascontiguousarray(vector, dtype=np.float32)
             has_all = np.lib.stride_tricks.sliding_window_view(numbers != 0, NUM_CONSECUTIVE)
             content = numbers.tobytes()
-            # Zeros say nothing: the pixels at the corners are always blank.
+            # Zeros are skipped: the pixels at the corners are always blank.
             for start in np.flatnonzero(has_all.all(axis=1)):
                 self.windows.add(content[4 * start : 4 * start + width])
 
@@ -134,7 +134,7 @@ class Scan:
 
 
 def scanned_run(privacy, folder, caplog, **settings):
-    """Run with everything logged; give the scan for it, and all files and the log."""
+    """Run and log everything; return the run, a scan for its numbers, and all files and the log."""
     sent = []
 
     def noted(client_id, this_round, update):
@@ -175,7 +175,7 @@ def test_neither_secret_nor_plain_numbers_are_in_files_or_log(tmp_path, caplog, 
     assert [name for name, content in found.items() if scan.finds_numbers(content)] == []
 
 
-def test_the_scan_finds_them_where_they_are(tmp_path, caplog):
+def test_the_scan_finds_secrets_and_plain_numbers_where_they_are(tmp_path, caplog):
     _, scan, found = scanned_run(None, tmp_path, caplog)
 
     in_files = {
@@ -193,7 +193,7 @@ def test_the_scan_finds_them_where_they_are(tmp_path, caplog):
     assert not scan.finds_numbers(window[:-1].tobytes())
 
 
-def test_the_run_folder_says_what_was_done(tmp_path):
+def test_the_run_folder_records_the_privacy_settings(tmp_path):
     simulate(replace(ROTATION, sketch=64, noise=NOISE), folder=tmp_path, rounds=1)
 
     assert json.loads((tmp_path / "run.json").read_text())["privacy"] == {
@@ -224,8 +224,10 @@ def test_guesses_of_models_and_data_cannot_be_tested_on_the_run_folder(tmp_path)
 
     assert model == ModelState.of(smooth()).digest()
     assert a == b
-    assert of_runs[0] == of_runs[1]  # by the same secret
-    assert len({model, a, *of_runs[0], *of_runs[2]}) == 8  # also of twins
+    assert of_runs[0] == of_runs[1]  # the same secret
+    assert (
+        len({model, a, *of_runs[0], *of_runs[2]}) == 8
+    )  # two clients with the same data differ, too
     assert digests(ROTATION, "hidden 0", resume=True) == of_runs[0]
 
 

@@ -1,4 +1,4 @@
-"""Runs in which the server knows hidden numbers only are the same runs."""
+"""Hidden runs: the same decisions and models, though the server knows hidden numbers only."""
 
 from dataclasses import replace
 
@@ -55,14 +55,14 @@ def test_a_rotation_leads_to_the_same_decisions_and_models(model, rule, engine):
     assert decisions(hidden) == decisions(plain)
     assert moves(hidden) == moves(plain)
     assert hidden.clusters == plain.clusters
-    # A model is off by its last digits when it is sent. With relu, training may make that more:
-    # where an activation is near zero, its gradient is on in one run and off in the other.
+    # Hiding rounds a model's last digits. With relu, training may amplify that: an activation
+    # near zero has a gradient in one run and none in the other.
     assert largest_difference(hidden, plain) < (1e-6 if model == "smooth" else 1e-3)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_server_makes_the_same_models_of_rotated_updates(rule):
-    """All rounds of a run again, with the same updates: nothing is trained on."""
+    """Repeat all rounds of a run with the same updates, so that training amplifies no rounding."""
     sent = {}
 
     def noted(client_id, this_round, update):
@@ -73,7 +73,7 @@ def test_a_server_makes_the_same_models_of_rotated_updates(rule):
     num_params = plain.tree.num_params
     transform = Transform.of(SECRET, "rotation", num_params=num_params).params
     server = fb.Server(transform.num_hidden, rule=RULES[rule])
-    again = fb.Server(num_params, rule=RULES[rule])  # without losses, which are not noted
+    again = fb.Server(num_params, rule=RULES[rule])  # it gets no losses, as they were not recorded
     for _, updates in sorted(sent.items()):
         for one in (server, again):
             one.plan(updates)
@@ -98,7 +98,7 @@ def test_a_server_makes_the_same_models_of_rotated_updates(rule):
         np.testing.assert_allclose(revealed, node.params, rtol=0, atol=1e-6)
 
 
-def test_workers_and_what_is_measured_after_them():
+def test_workers_and_measurements_after_them_are_those_of_the_plain_run():
     plain, hidden = (
         simulate(p, rule="auto", engine="workers", num_workers=2, rounds=12, evaluate_every=12)
         for p in (None, PERMUTATION)
@@ -113,19 +113,21 @@ def test_workers_and_what_is_measured_after_them():
 
 @pytest.mark.parametrize("method", [fb.fedavg, fb.local, fb.oracle, fb.ifca])
 @pytest.mark.parametrize("privacy", [PERMUTATION, ROTATION], ids=["permutation", "rotation"])
-def test_the_baselines_hide_too(method, privacy):
+def test_the_baselines_hide_models_and_replies(method, privacy):
     settings = {"method": method, "rounds": 3, "evaluate_every": 3, "engine": "reference"}
     if method is fb.ifca:
         settings["num_clusters"] = 2
 
-    in_place = replace(privacy, transform=None)  # whose other models start as the hidden ones do
+    in_place = replace(
+        privacy, transform=None
+    )  # the further models of ifca start as in the hidden run
     plain = simulate(in_place if method is fb.ifca else None, **settings)
 
     hidden = simulate(privacy, **settings)
 
     assert hidden.clusters == plain.clusters
     assert largest_difference(hidden, plain) <= (0 if privacy is PERMUTATION else 1e-6)
-    if method is fb.ifca:  # also where the second model starts from
+    if method is fb.ifca:  # the start of the second model is hidden, too
         starts = [node for node in plain.tree.leaves if node.params.any()]
         assert starts
         assert not any(np.array_equal(n.params, hidden.tree[n.id].params) for n in starts)
@@ -144,7 +146,7 @@ def test_no_model_that_follows_from_the_public_seed_is_sent_hidden(monkeypatch):
     for privacy in (None, PERMUTATION, PERMUTATION, other):
         simulate(privacy, method=fb.ifca, num_clusters=3, rounds=1, engine="reference")
 
-    # A permutation keeps the numbers: in ascending order they would be the same.
+    # A permutation keeps the numbers, so they are compared in ascending order.
     public, hidden, again, of_other = (
         {np.sort(start).tobytes() for start in starts.values()} for starts in given
     )

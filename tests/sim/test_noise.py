@@ -11,7 +11,7 @@ from fedbranch.sim.clients import Population
 from sim.hidden_runs import MODELS, NEWCOMER, NOISE, ROTATION, SECRET, clients, simulate
 
 
-def test_noise_is_seeded_and_the_metrics_stay_at_home():
+def test_noise_is_seeded_and_no_metrics_are_sent():
     privacy = Privacy(SECRET, noise=NOISE)
 
     runs = [simulate(privacy, rounds=3, engine=e, seed=s) for e, s in
@@ -30,12 +30,12 @@ def test_every_client_draws_noise_of_its_own_in_every_round():
         sent.append(update.vector)
         return update
 
-    # So much of it that there is hardly anything else.
+    # The noise is so large that it outweighs the updates.
     simulate(Privacy(SECRET, noise=Noise(clip=1e-3, multiplier=1e3)), before_send=noted, rounds=2)
 
     similarity = fb.cosine_similarity(np.stack(sent))
     assert len(sent) == 16
-    assert np.abs(similarity - np.eye(16)).max() < 0.25  # of independent ones, about 0.03
+    assert np.abs(similarity - np.eye(16)).max() < 0.25  # for independent vectors about 0.03
 
 
 def test_noise_comes_before_before_send():
@@ -63,7 +63,7 @@ def test_noise_without_a_transform_leaves_the_coordinates_in_place():
     np.testing.assert_allclose(clipped.tree.root.params, plain.tree.root.params, atol=1e-6)
 
 
-def test_with_noise_nobody_answers_trials():
+def test_with_noise_no_client_answers_trials():
     privacy = Privacy(SECRET, noise=NOISE)
     population = Population(
         MODELS["smooth"](), clients(), fb.LocalTraining(epochs=1), seed=0, device="cpu",
@@ -97,9 +97,9 @@ def test_whether_there_are_halves_does_not_depend_on_the_data():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 24, 6)).astype(np.float32)
     y = rng.integers(2, size=(6, 24))
-    x[0] = 0  # without a bias nothing is learned from it: its halves differ by nothing
+    x[0] = 0  # a model without a bias learns nothing from zeros: both halves' updates are 0
     data = {f"client-{i}": fb.ClientData((x[i], y[i]), None) for i in range(5)}
-    data["few"] = fb.ClientData((x[5, :3], y[5, :3]), None)  # cannot be divided
+    data["few"] = fb.ClientData((x[5, :3], y[5, :3]), None)  # too few examples for halves
 
     model = nn.Linear(6, 2, bias=False)
     nn.init.zeros_(model.weight)

@@ -13,7 +13,7 @@ from sim.two_groups import TRAINING, make_clients, simulate
 
 @pytest.fixture(scope="module", params=["workers", "vectorised"])
 def run(request):
-    """Two clusters below the root; c0 decides on the other side's data, c1 has none."""
+    """Run two clusters below the root; c0 validates on data of the other cluster, c1 has none."""
     clients = make_clients()
     clients["c0"] = fb.ClientData(
         clients["c0"].train, clients["c0"].test, validation=clients["c1"].test
@@ -34,16 +34,16 @@ def test_a_path_leads_from_the_root_to_the_clients_position(run):
             assert path[-1] == leaf
             for parent, child in pairwise(path):
                 assert child in run.tree[parent].child_ids
-    with pytest.raises(ValueError, match="'nobody' has no position"):
-        run.path_of("nobody")
+    with pytest.raises(ValueError, match="'stranger' has no position"):
+        run.path_of("stranger")
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
 def test_every_client_is_measured_under_every_model_on_its_path(run, part):
     measured = run.evaluation_on_path(part)
 
-    assert sorted(measured) == ["c0", "c2", "c3", "c4", "c5"]  # c1 holds nothing out
-    assert run._population.engine.name != "workers"  # no process is started again
+    assert sorted(measured) == ["c0", "c2", "c3", "c4", "c5"]  # c1 has no held-out data
+    assert run._population.engine.name != "workers"  # no worker is started again
     for client_id, by_node in measured.items():
         assert list(by_node) == run.path_of(client_id)
         client = data_of(run, client_id)
@@ -65,7 +65,7 @@ def test_the_best_model_has_the_smallest_loss_on_validation_examples(run):
         assert by_node[best[client_id]]["loss"] == smallest
     assert best["c0"] == run.tree.root.id  # its own leaf learned the opposite of its data
     assert best["c2"] == run.tree.position("c2")
-    assert best["c1"] == run.tree.position("c1")  # it cannot say
+    assert best["c1"] == run.tree.position("c1")  # it has no data to decide on
 
 
 @pytest.mark.parametrize("loss", [0.5, None])

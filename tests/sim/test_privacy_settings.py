@@ -43,7 +43,7 @@ def test_a_sketch_longer_than_the_model_is_refused():
         simulate(Privacy(SECRET, sketch=10_000), rounds=1)
 
 
-def test_a_size_may_come_from_numpy(tmp_path):
+def test_a_sketch_size_may_be_a_numpy_integer(tmp_path):
     simulate(Privacy(SECRET, sketch=np.int64(64)), rounds=1, folder=tmp_path)
 
     assert json.loads((tmp_path / "run.json").read_text())["privacy"]["sketch"] == 64
@@ -51,7 +51,7 @@ def test_a_size_may_come_from_numpy(tmp_path):
 
 @pytest.mark.parametrize("method", [fb.simulate, fb.fedavg, fb.local, fb.oracle, fb.ifca])
 @pytest.mark.parametrize("privacy", [SECRET, "rotation", True, False, {}], ids=repr)
-def test_what_is_no_privacy_is_named(method, privacy):
+def test_a_privacy_of_another_type_is_named(method, privacy):
     settings = {"num_clusters": 2} if method is fb.ifca else {}
 
     with pytest.raises(TypeError, match=r"privacy is a \w+; pass Privacy\(Secret"):
@@ -66,7 +66,7 @@ def test_a_model_of_a_few_numbers_is_hardly_hidden():
         fb.simulate(nn.Linear(2, 2), TINY, rounds=1, privacy=ROTATION)
 
 
-def test_of_a_model_that_is_not_to_be_hidden_nothing_is_said():
+def test_a_small_model_without_a_transform_gives_no_warning():
     fb.simulate(nn.Linear(2, 2), TINY, rounds=1, privacy=replace(ROTATION, transform=None))
 
 

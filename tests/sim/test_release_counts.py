@@ -40,7 +40,7 @@ def test_counts_that_cannot_be_are_damage(tmp_path, count):
 
 @pytest.fixture
 def counts_path(tmp_path):
-    """Counts of three rounds, in the second of which nobody sent anything."""
+    """Write counts of three rounds; in the second round no client sent anything."""
     releases = Releases(tmp_path / "releases.jsonl")
     for counts in ({"a": 1, "b": 2}, {}, {"a": 1}):
         releases.add(counts)
@@ -50,7 +50,7 @@ def counts_path(tmp_path):
 @pytest.mark.parametrize(
     ("num_rounds", "sums"), [(0, {}), (2, {"a": 1, "b": 2}), (3, {"a": 2, "b": 2})]
 )
-def test_counts_go_on_where_they_were(counts_path, num_rounds, sums):
+def test_counts_continue_after_the_rounds_that_are_read(counts_path, num_rounds, sums):
     releases = Releases(counts_path)
 
     releases.go_on_after(num_rounds)

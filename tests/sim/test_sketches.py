@@ -9,7 +9,7 @@ from sim.hidden_runs import NEWCOMER, RULES, SECRET, decisions, moves, plain_run
 
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
 @pytest.mark.parametrize("rule", RULES)
-def test_the_clusters_are_found_from_sketches(rule, engine):
+def test_clusters_are_found_from_sketches(rule, engine):
     plain = plain_run("smooth", rule, engine)
 
     sketched = simulate(Privacy(SECRET, sketch=128), rule=rule, engine=engine)
@@ -32,7 +32,7 @@ def test_norms_of_sketches_are_those_of_updates_but_for_chance():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_whole_updates_are_kept_only_while_a_cluster_waits(tmp_path, rule):
-    lengths = {}  # of what is kept for each client: by the file's kind and the round
+    lengths = {}  # kind of file -> round -> lengths of the vectors that it keeps
 
     def keep(entry):
         _, files = read_checkpoint(tmp_path / "state", "server")

@@ -11,7 +11,7 @@ TRAINING = fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=10)
 
 
 def make_clients(num_clients=6, **of_last):
-    """Points left and right of a line; every second client names the sides the other way."""
+    """Make clients with points on two sides of a line; every second client swaps the labels."""
     clients = {}
     for i in range(num_clients):
         rng = np.random.default_rng(i)

@@ -13,7 +13,7 @@ from fedbranch.training.model_state import ModelState
 from training.one_client import examples, linear, update_of
 
 
-def test_one_full_batch_step_by_hand():
+def test_one_full_batch_step_is_the_one_worked_out_by_hand():
     model, data = linear(), examples()
     loss = nn.functional.cross_entropy(model(torch.tensor(data.x)), torch.tensor(data.y))
     gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -49,7 +49,7 @@ def test_a_plain_loop_over_the_same_batches_gives_the_same_update():
     assert np.array_equal(update.vector, expected.numpy())
 
 
-def test_the_task_says_where_to_train():
+def test_training_starts_at_the_parameters_of_the_task():
     model, data = linear(), examples()
     training = LocalTraining(epochs=1)
     moved = np.full(10, 0.25, dtype=np.float32)
@@ -77,7 +77,7 @@ def test_steps_count_mini_batches_across_passes():
 
 
 @pytest.mark.parametrize("optimizer", [adam(0.01), torch.optim.AdamW, sgd(0.1, weight_decay=0.1)])
-def test_any_optimiser_factory_will_do(optimizer):
+def test_any_optimiser_factory_trains(optimizer):
     model, data = linear(), examples()
 
     update = update_of(model, data, LocalTraining(optimizer=optimizer, epochs=1))
@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_bytes_and_leaves_global_randomness_alone()
     assert not np.array_equal(first.vector, other.vector)
 
 
-def test_an_optimiser_that_asks_for_the_loss_again_and_again():
+def test_an_optimiser_that_computes_the_loss_several_times_a_step_trains():
     training = LocalTraining(optimizer=torch.optim.LBFGS, epochs=1, batch_size=30)
 
     assert update_of(linear(), examples(), training).vector.any()
@@ -125,7 +125,7 @@ def test_the_gradient_signal_is_the_negative_full_batch_gradient():
 
 
 def test_batches_of_one_stay_batches_of_one():
-    # Four steps of one example each, not three steps of which the last has two.
+    # Four steps of one example each; not three steps, the last with two examples.
     model, data = linear(), examples(num_rows=4)
 
     by_epochs = update_of(model, data, LocalTraining(epochs=1, batch_size=1))

@@ -36,7 +36,7 @@ def update_on_halves(model, data, training, halves=3, seed=5, halves_seed=11):
     ],
 )
 @pytest.mark.parametrize("num_rows", [4, 31])
-def test_halves_are_trained_on_from_the_same_start(make, training, num_rows):
+def test_both_halves_start_at_the_same_parameters(make, training, num_rows):
     model, data = make(), examples(num_rows)
     on_a_half = replace(training, epochs=4) if training.epochs else training
     a, b = (
@@ -60,7 +60,7 @@ def test_halves_are_trained_on_from_the_same_start(make, training, num_rows):
     assert update.base == "0.0"
 
 
-def test_the_halves_of_a_task_are_named_by_its_number():
+def test_the_number_of_a_task_decides_its_halves():
     model, data, training = linear(), examples(), LocalTraining(epochs=1)
     first, same, other = (update_on_halves(model, data, training, n) for n in (3, 3, 4))
 
@@ -69,7 +69,7 @@ def test_the_halves_of_a_task_are_named_by_its_number():
 
 
 @pytest.mark.parametrize(("num_rows", "halves_seed"), [(3, 11), (30, None)])
-def test_who_cannot_make_halves_trains_as_usual(num_rows, halves_seed):
+def test_a_client_that_cannot_split_its_examples_trains_on_all(num_rows, halves_seed):
     model, data, training = linear(), examples(num_rows), LocalTraining(epochs=1)
 
     update = update_on_halves(model, data, training, halves_seed=halves_seed)

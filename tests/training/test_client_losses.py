@@ -57,7 +57,7 @@ def test_a_model_that_is_random_in_evaluation_draws_the_same_every_time():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_own_loss_and_metrics_for_a_regression():
+def test_a_regression_has_its_own_loss_and_metrics():
     model = nn.Linear(4, 1)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 4)).astype(np.float32)
@@ -105,7 +105,7 @@ def test_trials_measure_the_loss_under_other_parameters():
 @pytest.mark.parametrize(
     ("on", "num_rows", "held_out"), [("held-out", 30, None), ("first half", 3, examples())]
 )
-def test_who_lacks_the_examples_of_a_trial_gives_no_losses(on, num_rows, held_out):
+def test_a_client_without_the_examples_of_a_trial_has_no_losses(on, num_rows, held_out):
     model = linear()
     zeros = np.zeros(10, np.float32)
     trials = [Trial(params=zeros, buffers=zeros[:0], on=on, halves=None if on == "held-out" else 1)]

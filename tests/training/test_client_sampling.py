@@ -12,7 +12,7 @@ def test_the_same_seed_draws_the_same_clients():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_those_who_are_awaited_come_first(seed):
+def test_awaited_clients_are_drawn_first(seed):
     drawn = draw_clients(PRESENT, 5, seed, first=["c07", "c19", "not there"])
 
     assert {"c07", "c19"} <= set(drawn)
@@ -20,11 +20,11 @@ def test_those_who_are_awaited_come_first(seed):
     assert len(set(drawn)) == 5
 
 
-def test_more_than_there_are_is_all():
+def test_asking_more_clients_than_are_present_draws_all():
     assert draw_clients(PRESENT, 99, 0) == PRESENT
 
 
-def test_everybody_is_drawn_about_equally_often():
+def test_all_clients_are_drawn_about_equally_often():
     counts = dict.fromkeys(PRESENT, 0)
     for number in range(2000):
         for client_id in draw_clients(PRESENT, 5, stream_seed(0, number)):

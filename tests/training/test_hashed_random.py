@@ -93,7 +93,7 @@ def test_dropout_of_channels_drops_whole_channels():
     assert float((result == 0).float().mean()) == pytest.approx(0.3, abs=0.06)
 
 
-def test_no_dropout_outside_of_training_and_all_of_it_at_one():
+def test_dropout_drops_nothing_in_evaluation_and_everything_at_one():
     with SeededDropout(torch.tensor(1), 0):
         assert nn.Dropout(0.5).eval()(torch.ones(5)).tolist() == [1.0] * 5
         assert nn.Dropout(1.0)(torch.ones(5)).tolist() == [0.0] * 5

@@ -35,7 +35,7 @@ def test_all_engines_decide_alike():
     runs = {engine: simulate(engine=engine) for engine in ("vectorised", "workers", "reference")}
 
     reference = runs["reference"]
-    assert len(reference.clusters) > 1  # there is something to decide
+    assert len(reference.clusters) > 1  # so there were decisions to compare
     for engine, run in runs.items():
         assert run.engine.name == engine
         assert run.clusters == reference.clusters
@@ -61,7 +61,7 @@ def test_the_engine_is_recorded_and_kept_on_resume(tmp_path):
     whole = run(tmp_path / "whole", engine="workers")
     with pytest.raises(Stop):
         run(tmp_path / "parts", engine="workers", on_round=stop)
-    ended = run(tmp_path / "parts", resume=True)  # auto would take another one
+    ended = run(tmp_path / "parts", resume=True)  # "auto" would choose another engine
 
     assert whole.engine.name == ended.engine.name == "workers"
     assert json.loads((tmp_path / "parts" / "run.json").read_text())["engine"] == "workers"

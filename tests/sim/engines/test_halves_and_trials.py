@@ -1,4 +1,4 @@
-"""Training on halves and measuring models on trial: all engines must do the same."""
+"""Training on halves and measuring trials: all engines must agree with one client alone."""
 
 import copy
 from dataclasses import replace
@@ -49,7 +49,7 @@ def engine_of(kind, model, clients, training, **more):
 
 
 def mixed_tasks(model, clients):
-    """Every third client on all of its rows, the others on halves of several numbers."""
+    """Make tasks: every third client trains on all examples, the others on halves 5 or 6."""
     initial, tasks = tasks_at_two_leaves(model, clients)
     numbers = [None, 5, 6]
     asked = {i: replace(task, halves=numbers[n % 3]) for n, (i, task) in enumerate(tasks.items())}
@@ -57,7 +57,7 @@ def mixed_tasks(model, clients):
 
 
 def rows_of(updates):
-    """One update for each client, whatever form an engine gives them in."""
+    """Return an update for each client, from a mapping or from a batch."""
     if not isinstance(updates, fb.UpdateBatch):
         return dict(updates)
     found = {}
@@ -136,7 +136,7 @@ def test_small_chunks_and_little_memory_change_no_more_than_rounding(monkeypatch
 
 
 def trials_of(model, clients):
-    """From one to four trials for each client, on all kinds of examples."""
+    """Make one to four trials for each client, on all kinds of examples."""
     initial = ModelState.of(model)
     rng = np.random.default_rng(2)
     places = [
@@ -150,7 +150,7 @@ def trials_of(model, clients):
     trials = {}
     for n, client_id in enumerate(clients):
         trials[client_id] = tuple(
-            # A view of its own for every client, as the server gives it.
+            # Every client has views of its own, as in the server's trials.
             Trial(params=places[(n + k) % 3][0][:], buffers=places[(n + k) % 3][1][:],
                   on=on, halves=halves)
             for k, (on, halves) in enumerate(kinds[: n % 4 + 1])

@@ -39,7 +39,7 @@ def test_the_number_of_workers_changes_no_bit(model, shape):
     ("model", "shape"),
     [(mlp(nn.Dropout(0.2)), (6,)), (mlp(nn.BatchNorm1d(8)), (6,)), (cnn(), (1, 8, 8))],
 )
-def test_workers_do_what_the_reference_does(model, shape):
+def test_workers_agree_with_the_reference(model, shape):
     ours = run(model, shape, engine="workers")
     reference = run(model, shape, engine="reference")
 

@@ -53,7 +53,7 @@ CASES["frozen layer"][0][0].requires_grad_(False)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_many_clients_at_once_give_what_each_gives_alone(case):
+def test_many_clients_at_once_have_the_updates_of_each_alone(case):
     model, clients, settings = CASES[case]
     training = fb.LocalTraining(**settings)
     initial, tasks = tasks_at_two_leaves(model, clients)
@@ -150,7 +150,7 @@ def test_mixed_precision_is_near_torchs_own(case):
     assert np.linalg.norm(after["vectorised"] - after["reference"]) < 0.1 * length
 
 
-def test_images_may_stay_bytes():
+def test_images_of_bytes_train_alike_in_all_engines():
     rng = np.random.default_rng(0)
     clients = {
         f"c{i}": fb.ClientData(train=(rng.integers(0, 256, (20, 1, 8, 8), dtype=np.uint8),

@@ -82,7 +82,7 @@ def test_a_long_sum_over_places_is_cut_into_parts_and_whole_again():
 def test_pooling_and_its_gradient_are_torchs_to_the_bit(size, is_convolved):
     x = images(4, is_convolved)
     with torch.no_grad():
-        x[0, 0, 0] = 0.0  # ties: the first one wins
+        x[0, 0, 0] = 0.0  # ties: the first pixel wins
 
     ours = stacked_max_pool2d(x, size)
     theirs = functional.max_pool2d(x.flatten(0, 1), size).unflatten(0, x.shape[:2])

@@ -79,7 +79,7 @@ class States(nn.Module):
     ],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch, on its own slower way
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch warns that its own way is slow
 def test_a_stacked_lstm_takes_the_kernels_and_agrees_with_itself_without_them(settings):
     torch.manual_seed(0)
     model = States(**settings)
