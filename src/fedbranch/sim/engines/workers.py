@@ -26,7 +26,7 @@ from fedbranch.data import ClientData, PartName
 from fedbranch.errors import ClientFailed
 from fedbranch.protocol.tasks import Task, Trial, TrialRows, Update
 from fedbranch.sim.engines.model_source import memory_key
-from fedbranch.sim.engines.stacked.layout import arranged_for_cpu
+from fedbranch.sim.engines.stacked.layout import cpu_layout
 from fedbranch.sim.engines.worker_process import STOP_SIGNALS, ClientWork, Job, serve
 from fedbranch.training.example_tensors import example_tensors
 from fedbranch.training.local_training import LocalTraining
@@ -82,7 +82,7 @@ class Workers:
         self._clients = clients
         largest = max((client.train for client in clients.values()), key=lambda part: len(part.x))
         some_x, some_y = (part[:4].clone() for part in example_tensors(largest, model))
-        own = arranged_for_cpu(model, training, some_x, some_y)
+        own = cpu_layout(model, training, some_x, some_y)
         self._work = ClientWork(own, initial, clients, training, seed)
         self._num_workers = min(num_workers or num_cores(), len(clients))
         self._workers: list[_Worker] = []

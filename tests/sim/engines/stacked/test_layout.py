@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import fedbranch as fb
-from fedbranch.sim.engines.stacked.layout import arranged_for_cpu, pooled_first
+from fedbranch.sim.engines.stacked.layout import cpu_layout, pool_before_relu
 from sim.engines.small_problems import cnn, make_clients, seeded
 
 
@@ -14,12 +14,12 @@ def test_pooling_before_relu_is_the_same_to_the_bit():
     x[0] = 0.0  # ties
 
     results = []
-    for arrange in (lambda m: m, pooled_first):
-        arranged = arrange(nn.Sequential(*model))
+    for change in (lambda m: m, pool_before_relu):
+        changed = change(nn.Sequential(*model))
         inputs = x.clone().requires_grad_()
-        outputs = arranged(inputs)
+        outputs = changed(inputs)
         gradient = torch.autograd.grad(outputs.square().sum(), inputs)[0]
-        results.append((outputs, gradient, [type(module) for module in arranged]))
+        results.append((outputs, gradient, [type(module) for module in changed]))
 
     (before, gradient_before, _), (after, gradient_after, order) = results
     assert order == [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
@@ -43,7 +43,7 @@ def test_a_model_that_refuses_channels_last_keeps_its_own_order():
     x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
 
     def is_channels_last(model):
-        own = arranged_for_cpu(model, TRAINING, x, y)
+        own = cpu_layout(model, TRAINING, x, y)
         return any(
             p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last)
             and not p.is_contiguous()

@@ -55,16 +55,16 @@ class StackedExamples:
         Parameters
         ----------
         chosen
-            For each new model: a client's position here, and which of its examples to use.
+            For each new model: the number of a model here, and which of its examples to use.
         """
         assert self._chosen is None
-        rows = np.concatenate([self._starts[position] + own for position, own in chosen])
+        rows = np.concatenate([self._starts[number] + own for number, own in chosen])
         there = torch.from_numpy(rows).to(self.x.device)
         return StackedExamples(self.x, self.y, [len(own) for _, own in chosen], there)
 
-    def rows(self, positions: Tensor) -> Tensor:
-        """Return the rows of ``x`` and ``y`` for positions among all models' examples."""
-        return positions if self._chosen is None else self._chosen[positions]
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return the rows of ``x`` and ``y``, for numbers that count all models' examples."""
+        return indices if self._chosen is None else self._chosen[indices]
 
     @property
     def num_bytes(self) -> int:
@@ -77,7 +77,7 @@ class StackedExamples:
             self._schedule = Schedule(self.sizes, training)
         return self._schedule
 
-    def blocks(self, width: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+    def batches(self, width: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """Walk over every model's examples, up to ``width`` of each model at a time.
 
         Yields
@@ -131,22 +131,22 @@ class Schedule:
         return bool((self._steps == self.num_steps).all())
 
     def finishing(self, step: int) -> NDArray[np.intp]:
-        """Return the positions of the models that end with this step."""
+        """Return the numbers of the models that end with this step."""
         return np.flatnonzero(self._steps == step + 1)
 
-    def positions(self, seeds: Tensor, offsets: Tensor) -> Tensor:
-        """Return the positions of the examples of all steps, shuffled by the models' seeds.
+    def indices(self, seeds: Tensor, offsets: Tensor) -> Tensor:
+        """Return which examples every step uses, shuffled by the models' seeds.
 
         Parameters
         ----------
         seeds, offsets
-            Shape (num_models,): each model's seed, and the position of its first example.
+            Shape (num_models,): each model's seed, and the number of its first example.
 
         Returns
         -------
         Tensor
-            Shape (num_steps, num_models, width). A model's first example stands for those
-            that do not count.
+            Shape (num_steps, num_models, width): numbers that count all models' examples. A
+            model's first example stands for those that do not count.
         """
         device = seeds.device
         sizes = torch.from_numpy(self._sizes).to(device)

@@ -172,13 +172,13 @@ class StackedEngine:
                 able[client_id] = [one for one in found if one is not None]
         losses = {client_id: [math.nan] * len(own) for client_id, own in able.items()}
         for part in ("held_out", "train"):
-            positions = {
-                i: [p for p, one in enumerate(own) if one.part == part] for i, own in able.items()
+            numbers = {
+                i: [n for n, one in enumerate(own) if one.part == part] for i, own in able.items()
             }
-            asked = {i: [able[i][p] for p in own] for i, own in positions.items() if own}
+            asked = {i: [able[i][n] for n in own] for i, own in numbers.items() if own}
             for client_id, on_part in self._losses_on(part, asked).items():
-                for position, loss in zip(positions[client_id], on_part, strict=True):
-                    losses[client_id][position] = loss
+                for number, loss in zip(numbers[client_id], on_part, strict=True):
+                    losses[client_id][number] = loss
         return {client_id: tuple(own) for client_id, own in losses.items()}
 
     def _losses_on(
@@ -195,9 +195,9 @@ class StackedEngine:
         self.examples.keep_only(purpose, chunks)
 
         def measure(chunk: list[str]) -> NDArray[np.float64]:
-            tried = [(position, one) for position, i in enumerate(chunk) for one in asked[i]]
+            tried = [(number, one) for number, i in enumerate(chunk) for one in asked[i]]
             examples = self.examples.examples(chunk, part, purpose).select(
-                [(position, one.rows) for position, one in tried]
+                [(number, one.rows) for number, one in tried]
             )
             trials = [one.trial for _, one in tried]
             measures = {"loss": self._training.loss}

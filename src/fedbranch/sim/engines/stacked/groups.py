@@ -31,14 +31,14 @@ class ModelGroup:
     rows
         Shape (num_models, width), for all models.
     models
-        Positions of the models of this group; None for all.
+        Numbers of the models of this group; None for all.
     counts
         How many first examples count, for each model of this group.
 
     Attributes
     ----------
     models, num_examples
-        Shape (num_models of this group,): their positions, and how many examples count.
+        Shape (num_models of this group,): their numbers, and how many examples count.
     """
 
     def __init__(

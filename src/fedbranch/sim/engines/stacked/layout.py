@@ -11,10 +11,10 @@ from fedbranch.training.hashed_random import SeededDropout
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import trainable
 
-__all__ = ["arranged_for_cpu", "pooled_first"]
+__all__ = ["cpu_layout", "pool_before_relu"]
 
 
-def pooled_first(model: nn.Module) -> nn.Module:
+def pool_before_relu(model: nn.Module) -> nn.Module:
     """Move max-pooling before a relu that it follows, in place; return the same model.
 
     The two commute, also in their gradients: either way, a window's largest number is kept if
@@ -31,7 +31,7 @@ def pooled_first(model: nn.Module) -> nn.Module:
     return model
 
 
-def arranged_for_cpu(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) -> nn.Module:
+def cpu_layout(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) -> nn.Module:
     """Copy a model, with channels last if it has convolutions and computes the same.
 
     On one core, convolutions and pooling together are a quarter faster with channels last.
@@ -49,7 +49,7 @@ def arranged_for_cpu(model: nn.Module, training: LocalTraining, x: Tensor, y: Te
     plain = copy.deepcopy(model)
     if not any(param.ndim == 4 for param in model.parameters()):
         return plain
-    candidate = pooled_first(copy.deepcopy(model))
+    candidate = pool_before_relu(copy.deepcopy(model))
     candidate = candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's annotation lacks it
     try:
         is_same = all(

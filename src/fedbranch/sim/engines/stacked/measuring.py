@@ -40,7 +40,7 @@ def measure_models(
     totals = {
         name: torch.zeros(len(sources), dtype=torch.float64, device=device) for name in measures
     }
-    for rows, counts in examples.blocks(EVALUATION_BATCH_SIZE):
+    for rows, counts in examples.batches(EVALUATION_BATCH_SIZE):
         for group in model_groups(state, rows, counts, can_pad=model.can_pad_measuring):
             outputs, y = group.outputs(model, examples, train=False)
             for name, measure in measures.items():

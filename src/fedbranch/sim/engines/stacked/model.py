@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedbranch.sim.engines.stacked.layout import pooled_first
+from fedbranch.sim.engines.stacked.layout import pool_before_relu
 from fedbranch.sim.engines.stacked.operations import StackedOperations
 from fedbranch.sim.engines.stacked.requirements import check_optimizer, check_precision
 from fedbranch.sim.engines.stacked.state import StackedState, unflatten
@@ -57,7 +57,7 @@ class StackedModel:
     """
 
     def __init__(self, model: nn.Module, training: LocalTraining) -> None:
-        self._model = pooled_first(copy.deepcopy(model))
+        self._model = pool_before_relu(copy.deepcopy(model))
         for module in self._model.modules():
             if isinstance(module, nn.RNNBase):
                 # It would look up its weights' memory addresses, and stacked weights have none.

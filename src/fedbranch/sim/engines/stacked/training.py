@@ -161,7 +161,7 @@ class StackedTraining:
             after_buffers = torch.empty(
                 before_buffers.shape, dtype=before_buffers.dtype, device=self._device
             )
-        rows = examples.rows(schedule.positions(seed, examples.offsets))
+        rows = examples.rows(schedule.indices(seed, examples.offsets))
         counts = torch.from_numpy(schedule.counts).to(self._device)
         for number in range(schedule.num_steps):
             step.run(number, examples, Batch(rows[number], counts[number], schedule.counts[number]))
@@ -191,7 +191,7 @@ class StackedTraining:
         params = {name: p.detach().requires_grad_() for name, p in state.params.items()}
         total = [torch.zeros_like(param) for param in params.values()]
         loss, can_pad = self._model.training.loss, self._model.can_pad_measuring
-        for rows, counts in examples.blocks(EVALUATION_BATCH_SIZE):
+        for rows, counts in examples.batches(EVALUATION_BATCH_SIZE):
             share = torch.from_numpy(counts / examples.sizes).to(self._device, torch.float32)
             losses = torch.zeros(len(counts), device=self._device)
             whole = StackedState(params, state.buffers)
