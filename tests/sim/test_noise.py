@@ -7,6 +7,7 @@ from torch import nn
 import fedbranch as fb
 from fakes import fingerprint
 from fedbranch.privacy import Noise, Privacy
+from fedbranch.server.options import ServerOptions
 from fedbranch.sim.clients import Population
 from sim.hidden_runs import MODELS, NEWCOMER, NOISE, ROTATION, SECRET, clients, simulate
 
@@ -69,7 +70,7 @@ def test_with_noise_no_client_answers_trials():
         MODELS["smooth"](), clients(), fb.LocalTraining(epochs=1), seed=0, device="cpu",
         engine="reference", privacy=privacy,
     )  # fmt: skip
-    server = population.server_for(fb.NeverSplit(), weighting="equal", aggregate=fb.weighted_mean)
+    server = population.server_for(ServerOptions(rule=fb.NeverSplit(), weighting="equal"))
     node = server.tree.root
     trial = fb.Trial(params=node.params, buffers=node.buffers)
 
