@@ -21,7 +21,8 @@ from fedbranch.errors import ClientFailed
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
 from fedbranch.server.options import ServerOptions
 from fedbranch.server.server import Server
-from fedbranch.sim.engines.choice import Engine, EngineName, start_engine
+from fedbranch.sim.engines.choice import EngineName, start_engine
+from fedbranch.sim.engines.engine import Engine
 from fedbranch.sim.engines.reference import Reference
 from fedbranch.sim.hidden import Hiding, Revealing, check_is_privacy
 from fedbranch.sim.release_counts import Releases

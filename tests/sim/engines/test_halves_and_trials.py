@@ -1,4 +1,4 @@
-"""Training on halves and measuring models on trial: all engines must do the same."""
+"""Training on halves and measuring trials: all engines must agree with one client alone."""
 
 import copy
 from dataclasses import replace
@@ -10,19 +10,25 @@ from torch import nn
 
 import fedbranch as fb
 from fedbranch.protocol.tasks import Trial
-from fedbranch.sim.clients import Population
 from fedbranch.sim.engines.reference import Reference
-from fedbranch.sim.engines.stacked import engine as vectorised
-from fedbranch.sim.engines.stacked.engine import Vectorised
+from fedbranch.sim.engines.stacked.engine import StackedEngine
+from fedbranch.sim.engines.stacked.training import StackedTraining
 from fedbranch.sim.engines.workers import Workers
 from fedbranch.training.client import local_update, trial_losses
 from fedbranch.training.half_split import halves_seed
 from fedbranch.training.model_state import ModelState
-from sim.engines.stacked.test_engine import TOLERANCE, make_clients, mlp, tasks_at_two_leaves
+from sim.engines.small_problems import (
+    SGD,
+    TOLERANCE,
+    make_clients,
+    mlp,
+    tasks_at_two_leaves,
+)
 
 SEED = 13
 SIZES = [3, 4, 5, 11, 21, 30, 30, 8, 41, 2]
-SGD = {"epochs": 2, "batch_size": 10}
+
+
 CASES = {
     "padded": (mlp(), SIZES, SGD),
     "gradient": (mlp(), SIZES, SGD | {"send_gradient": True}),
@@ -36,14 +42,14 @@ CASES = {
 }
 
 
-def engine_of(kind, model, clients, training):
-    more = {"num_workers": 2} if kind is Workers else {}
+def engine_of(kind, model, clients, training, **more):
+    more = {"num_workers": 2} if kind is Workers else more
     work = copy.deepcopy(model)
     return kind(work, ModelState.of(model), clients, training, seed=SEED, **more)
 
 
 def mixed_tasks(model, clients):
-    """Every third client on all of its rows, the others on halves of several numbers."""
+    """Make tasks: every third client trains on all examples, the others on halves 5 or 6."""
     initial, tasks = tasks_at_two_leaves(model, clients)
     numbers = [None, 5, 6]
     asked = {i: replace(task, halves=numbers[n % 3]) for n, (i, task) in enumerate(tasks.items())}
@@ -51,7 +57,7 @@ def mixed_tasks(model, clients):
 
 
 def rows_of(updates):
-    """One update for each client, whatever form an engine gives them in."""
+    """Return an update for each client, from a mapping or from a batch."""
     if not isinstance(updates, fb.UpdateBatch):
         return dict(updates)
     found = {}
@@ -69,9 +75,9 @@ def rows_of(updates):
     return found
 
 
-@pytest.mark.parametrize("kind", [Reference, Vectorised, Workers])
+@pytest.mark.parametrize("kind", [Reference, StackedEngine, Workers])
 @pytest.mark.parametrize("case", CASES)
-def test_halves_are_trained_on_as_one_client_does(case, kind):
+def test_clients_train_on_halves_as_one_client_does_alone(case, kind):
     model, sizes, settings = CASES[case]
     clients, training = make_clients(sizes), fb.LocalTraining(**settings)
     initial, tasks = mixed_tasks(model, clients)
@@ -109,18 +115,18 @@ def test_small_chunks_and_little_memory_change_no_more_than_rounding(monkeypatch
     _, tasks = tasks_at_two_leaves(model, clients)
     tasks = {i: replace(task, halves=1) for i, task in tasks.items()}
     seeds = dict.fromkeys(tasks, 3)
-    whole = rows_of(engine_of(Vectorised, model, clients, training).updates(tasks, seeds))
-    monkeypatch.setattr(vectorised, "CPU_CHUNK_BYTES", 20_000)
-    train_on, sizes = Vectorised._train_on, []
+    whole = rows_of(engine_of(StackedEngine, model, clients, training).updates(tasks, seeds))
+    train, sizes = StackedTraining.train, []
 
-    def train_few(self, shelf, *rest):
-        if len(shelf.sizes) > 2:
-            raise torch.OutOfMemoryError("not for so many")
-        sizes.append(len(shelf.sizes))
-        return train_on(self, shelf, *rest)
+    def train_few(self, examples, *rest):
+        if len(examples.sizes) > 2:
+            raise torch.OutOfMemoryError("there is memory for two models only")
+        sizes.append(len(examples.sizes))
+        return train(self, examples, *rest)
 
-    monkeypatch.setattr(Vectorised, "_train_on", train_few)
-    parts = rows_of(engine_of(Vectorised, model, clients, training).updates(tasks, seeds))
+    monkeypatch.setattr(StackedTraining, "train", train_few)
+    small = engine_of(StackedEngine, model, clients, training, cpu_chunk_bytes=20_000)
+    parts = rows_of(small.updates(tasks, seeds))
 
     assert sizes == [2] * 5
     for client_id, update in whole.items():
@@ -130,7 +136,7 @@ def test_small_chunks_and_little_memory_change_no_more_than_rounding(monkeypatch
 
 
 def trials_of(model, clients):
-    """From one to four trials for each client, on all kinds of examples."""
+    """Make one to four trials for each client, on all kinds of examples."""
     initial = ModelState.of(model)
     rng = np.random.default_rng(2)
     places = [
@@ -144,7 +150,7 @@ def trials_of(model, clients):
     trials = {}
     for n, client_id in enumerate(clients):
         trials[client_id] = tuple(
-            # A view of its own for every client, as the server gives it.
+            # Every client has views of its own, as in the server's trials.
             Trial(params=places[(n + k) % 3][0][:], buffers=places[(n + k) % 3][1][:],
                   on=on, halves=halves)
             for k, (on, halves) in enumerate(kinds[: n % 4 + 1])
@@ -165,9 +171,9 @@ def clients_that_hold_out_in_several_ways(sizes):
     return clients
 
 
-@pytest.mark.parametrize("kind", [Reference, Vectorised, Workers])
+@pytest.mark.parametrize("kind", [Reference, StackedEngine, Workers])
 @pytest.mark.parametrize("case", ["padded", "BatchNorm"])
-def test_losses_on_trial_are_what_one_client_measures(case, kind):
+def test_trial_losses_are_what_one_client_measures_alone(case, kind):
     model, sizes, settings = CASES[case]
     clients = clients_that_hold_out_in_several_ways(sizes)
     training = fb.LocalTraining(**settings)
@@ -193,7 +199,7 @@ def test_losses_on_trial_are_what_one_client_measures(case, kind):
     assert 0 < len(can_answer) < len(clients)
 
 
-@pytest.mark.parametrize("kind", [Reference, Vectorised, Workers])
+@pytest.mark.parametrize("kind", [Reference, StackedEngine, Workers])
 def test_validation_examples_are_measured_where_there_are_any(kind):
     clients = clients_that_hold_out_in_several_ways(SIZES)
     training = fb.LocalTraining(**SGD)
@@ -210,51 +216,21 @@ def test_validation_examples_are_measured_where_there_are_any(kind):
         assert metrics == pytest.approx(validation.get(client_id) or test[client_id])
 
 
-def test_no_rows_are_kept_for_trials_that_are_over():
+def test_no_examples_are_kept_for_trials_that_are_over():
     clients = make_clients([20, 20, 20, 20])
-    engine = engine_of(Vectorised, mlp(), clients, fb.LocalTraining(**SGD))
+    engine = engine_of(StackedEngine, mlp(), clients, fb.LocalTraining(**SGD))
     _, trials = trials_of(mlp(), clients)
 
     for number in range(20):
         ids = [f"c{number % 4}", f"c{(number + 1) % 4}"]
         engine.losses({i: [replace(t, halves=number) for t in trials[i]] for i in ids})
 
-    assert len(engine._shelves) <= 2
-
-
-@pytest.mark.parametrize("settings", [SGD, {"steps": 3, "batch_size": 4}])
-def test_every_visit_is_counted_on_halves_too(settings):
-    clients, training = make_clients([3, 30, 41]), fb.LocalTraining(**settings)
-    population = Population(mlp(), clients, training, seed=0, device="cpu", engine="reference")
-    _, tasks = tasks_at_two_leaves(mlp(), clients)
-    on_halves = {i: replace(task, halves=1) for i, task in tasks.items()}
-
-    expected = sum(map(training.num_visits, [3, 30, 41]))
-    assert population.num_visits(tasks) == expected
-    if "epochs" in settings:  # then each row is seen twice as often as without halves
-        few = training.num_visits(3)  # who cannot make halves
-        assert population.num_visits(on_halves) == 2 * (expected - few) + few
-    else:
-        assert population.num_visits(on_halves) == 9 + 4 * (3 * 4)
-
-
-def test_the_seed_of_the_run_decides_on_the_halves():
-    clients, training = make_clients([30]), fb.LocalTraining(**SGD)
-    _, tasks = tasks_at_two_leaves(mlp(), clients)
-    on_halves = {i: replace(task, halves=1) for i, task in tasks.items()}
-
-    def difference(seed):
-        population = Population(mlp(), clients, training, seed=seed, device="cpu")
-        batch = population.engine.updates(on_halves, {"c0": 1})
-        return batch.half_differences
-
-    assert np.array_equal(difference(1), difference(1))
-    assert not np.array_equal(difference(1), difference(2))
+    assert len(engine.examples) <= 2
 
 
 def test_without_tasks_for_halves_there_are_no_half_differences():
     clients = make_clients([30, 9])
     _, tasks = tasks_at_two_leaves(mlp(), clients)
-    engine = engine_of(Vectorised, mlp(), clients, fb.LocalTraining(**SGD))
+    engine = engine_of(StackedEngine, mlp(), clients, fb.LocalTraining(**SGD))
 
     assert engine.updates(tasks, dict.fromkeys(tasks, 1)).half_differences is None
