@@ -8,9 +8,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fedbranch.privacy.agreement import Member
-from fedbranch.privacy.config import Privacy
 from fedbranch.privacy.identity import Identity, Roster
 from fedbranch.privacy.noise import Noise
+from fedbranch.privacy.privacy import Privacy
 from fedbranch.privacy.secret import Secret
 from fedbranch.privacy.sketch import Sketch
 from fedbranch.privacy.transforms import Kind, Permutation, Rotation, Transform
