@@ -1,4 +1,4 @@
-"""What the members of a federation do to all that they send."""
+"""The privacy settings of a federation: what its members do to their replies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Privacy"]
 
 @dataclass(frozen=True)
 class Privacy:
-    """What clients do to their replies before the server gets them.
+    """What clients do to their replies before they send them.
 
     In this order: noise, the transform, the sketch.
 
@@ -26,13 +26,14 @@ class Privacy:
     secret
         What the members share and the server does not know.
     transform
-        How parameters are hidden; None to send them as they are.
+        How parameters are hidden. None: they are sent as they are.
     sketch
-        How many numbers of a hidden update are compared, instead of all of them. The update
-        itself is then only averaged; but while a cluster waits for more answers or losses, the
-        server has to keep it. Needs the rotation: any of its numbers stand for all.
+        The number of coordinates of a hidden update that the server compares, instead of all.
+        The update itself is then only averaged. While a cluster waits for more replies or
+        losses, the server still has to keep it. Needs the rotation, after which any coordinates
+        are a random sample of the update.
     noise
-        Differential privacy for every client; by default none.
+        Differential privacy for each client; by default none.
 
     Examples
     --------
@@ -68,7 +69,7 @@ class Privacy:
     def transform_of(
         self, *, num_params: int, num_buffers: int = 0, num_counters: int = 0
     ) -> Transform | None:
-        """Give the transform for a model; None if nothing is hidden."""
+        """Return the transform for a model of this size; None if nothing is hidden."""
         if self.transform is None:
             return None
         return Transform.of(
@@ -80,7 +81,7 @@ class Privacy:
         )
 
     def sketch_of(self, num_hidden: int) -> Sketch | None:
-        """Give the sketch for hidden updates of this length; None if all is compared."""
+        """Return the sketch for hidden updates of this length; None if all numbers are compared."""
         if self.sketch is None:
             return None
         if self.sketch > num_hidden:
@@ -92,7 +93,9 @@ class Privacy:
         return Sketch(num_hidden, self.sketch)
 
     def describe(self) -> dict[str, object]:
-        """Say what it is without saying the secret: equal if the secret and the rest are.
+        """Describe the settings as JSON values, with the secret's fingerprint for the secret.
+
+        Descriptions are equal if the settings are.
 
         Examples
         --------
@@ -116,7 +119,7 @@ def _checked_size(size: object) -> int:
     try:
         if isinstance(size, bool):
             raise TypeError
-        checked = operator.index(size)  # type: ignore[arg-type]  # that is what is tried
+        checked = operator.index(size)  # type: ignore[arg-type]  # raises TypeError if it is no whole number
     except TypeError:
         raise TypeError(
             f"sketch is {size!r}; it must be a whole number, such as 1000, or None"
