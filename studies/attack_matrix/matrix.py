@@ -11,9 +11,9 @@ from multiprocessing import get_context
 
 import torch
 
+from fedbranch.types import JSON
 from studies.attack_matrix.attackers import ATTACKS
 from studies.attack_matrix.methods import METHODS, under_attack, without_attackers
-from studies.attack_matrix.outcome import JSON
 from studies.attack_matrix.scenes import Cell, Scene
 
 __all__ = ["NUMS_OF_GROUPS", "PERCENTS", "SEEDS", "run_matrix"]

@@ -10,9 +10,10 @@ import fedbranch as fb
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.core.robust import multi_krum, trimmed_mean
 from fedbranch.sim import mlp
+from fedbranch.types import JSON
 from studies.attack_matrix.attackers import ATTACKS, Attackers
 from studies.attack_matrix.lies import Deceived
-from studies.attack_matrix.outcome import JSON, Positions, backdoor_success, outcome
+from studies.attack_matrix.outcome import Positions, backdoor_success, outcome
 from studies.attack_matrix.scenes import NUM_CLIENTS, Cell, Scene, federation
 
 __all__ = [
@@ -67,16 +68,9 @@ def trained(
     clients: Mapping[str, fb.ClientData],
     *,
     rule: fb.Rule,
-    has_guard: bool = True,
     **settings: Any,
 ) -> tuple[fb.Run, list[Positions]]:
     """Train, and return the run and all positions after each round."""
-
-    def start(server: fb.Server) -> dict[str, int]:
-        if not has_guard:
-            server.guard = None
-        return {}
-
     watched = _Watched()
     run = fb.simulate(
         mlp((1, 8, 8), 10, hidden=[32], seed=scene.seed),
@@ -88,7 +82,6 @@ def trained(
         evaluate_every=ROUNDS,
         device="cpu",
         engine="vectorised",
-        start=start,
         before_round=watched,
         **settings,
     )
@@ -116,4 +109,4 @@ def _settings(method: str, attackers: frozenset[str]) -> JSON:
         TRIMMED: trimmed_mean(len(attackers) / NUM_CLIENTS),
         KRUM: multi_krum(len(attackers)),
     }[method]
-    return {"rule": fb.NeverSplit(), "aggregate": aggregate, "has_guard": False}
+    return {"rule": fb.NeverSplit(), "aggregate": aggregate, "guard": None}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 import fedbranch as fb
+from fedbranch.types import JSON
 from studies.attack_matrix.poisoned_data import TRIGGER_LABEL, triggered
 
-__all__ = ["JSON", "Positions", "backdoor_success", "outcome"]
+__all__ = ["Positions", "backdoor_success", "outcome"]
 
-JSON: TypeAlias = dict[str, Any]
 Positions: TypeAlias = dict[str, int]  # client id -> node id
 
 MAX_LISTED_REASONS = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from fedbranch.types import JSON
 from studies.attack_matrix.attackers import ATTACKS
 from studies.attack_matrix.methods import CFL, METHODS
-from studies.attack_matrix.outcome import JSON
 from studies.attack_matrix.scenes import NUM_CLIENTS
 from studies.attack_matrix.table import values
 

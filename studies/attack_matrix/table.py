@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedbranch.types import JSON
 from studies.attack_matrix.attackers import ATTACKS
 from studies.attack_matrix.methods import CFL, METHODS
-from studies.attack_matrix.outcome import JSON
 
 __all__ = ["table", "values"]
 
