@@ -30,7 +30,7 @@ class Results:
     Attributes
     ----------
     seed, sizes
-        The settings of the audit. The same settings give the same results.
+        The settings of the audit. On one machine the same settings give the same results.
     measured
         By the attack's key and the view, in the order of :data:`ATTACKS`.
     """
