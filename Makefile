@@ -45,7 +45,7 @@ test-reliability: $(VENV)/installed-dev
 	$(INSTALL) --editable '.[fuzz]'
 	rm -rf build/reliability
 	FEDBRANCH_RELIABILITY=build/reliability $(VENV)/bin/pytest --numprocesses 2 tests/reliability
-	$(VENV)/bin/python -m tests.reliability.table build/reliability
+	$(VENV)/bin/python -m studies.reliability_table build/reliability
 
 format: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format

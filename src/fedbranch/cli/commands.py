@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 import fedbranch
 from fedbranch.cli.experiment import Experiment, preset_names
 from fedbranch.cli.signals import Stopped, stoppable
+from fedbranch.cli.studies import make_importable
 from fedbranch.data import sources
 from fedbranch.errors import CannotWrite, FedbranchError, InvalidExperiment, UsingPreviousState
 from fedbranch.report.facts.facts import read_facts
@@ -291,37 +292,15 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of digits, models and secrets.")] = 0,
     as_json: AsJSON = False,
 ) -> None:
-    """Attack hidden updates as a curious server would, and say what leaks."""
+    """Attack hidden updates as a curious server would, and print what leaks."""
+    make_importable("privacy_audit")
     try:
-        from fedbranch.privacy import audit as audits
+        from studies.privacy_audit import run_command
     except ImportError as error:
         raise FedbranchError(str(error)) from error
-    if out is not None and not out.parent.is_dir():  # said now, not after minutes
+    if out is not None and not out.parent.is_dir():  # an error now instead of after minutes
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description:<44}"),
-        BarColumn(),
-        TextColumn("attack {task.completed}/{task.total}"),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=len(audits.ATTACKS))
-        begun = iter(range(len(audits.ATTACKS)))
-        results = audits.audit(
-            seed=seed,
-            sizes=audits.Sizes.quick() if quick else None,
-            on_attack=lambda attack: progress.update(
-                task, completed=next(begun), description=attack.title
-            ),
-        )
-        progress.update(task, completed=len(audits.ATTACKS), description="done")
-    if out is not None:
-        results.save(out)
-    if as_json:
-        print(json.dumps(results.to_json(), indent=1))
-    else:
-        audits.print_results(results, Console())
+    run_command(is_quick=quick, out=out, seed=seed, as_json=as_json)
 
 
 def _run_experiment(
