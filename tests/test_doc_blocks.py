@@ -36,7 +36,7 @@ SHORTENED = {
 }
 NOT_RUN = {
     "fedbranch watch": "serves a page until it is stopped; tests of its own start and stop it",
-    "fedbranch data": "fetches over a network; tests of its own have a hub",
+    "fedbranch data": "fetches over a network; tests of its own have a server",
     "fedbranch audit": "takes minutes; tests of its own run parts of it",
     "fedbranch demo": "takes half a minute; tests of its own run it",
     "fedbranch run": "the file is the reader's; presets have tests of their own",
@@ -81,7 +81,7 @@ def readme(names, folder, monkeypatch):
 
 def data(names, folder, monkeypatch):
     """The published sets are small ones here, in the true formats."""
-    import data.small_sets as small
+    import data.sources.small_sets as small
     from fedbranch.data.sources import images, texts
     from fedbranch.sim import mlp
 
