@@ -101,6 +101,8 @@ def data(names, folder, monkeypatch):
     yield
     assert fb.simulate(mlp([4], 2, hidden=[], seed=0), names["clients"], rounds=1).evaluation
     yield
+    assert names["client"].train.x.shape == (2, 2)
+    yield
     assert fb.simulate(names["model"], names["wards"], rounds=1).clusters
     yield
     assert {client.group for client in names["clients"].values()} == {"0", "1", "2"}

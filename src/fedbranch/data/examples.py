@@ -147,11 +147,11 @@ def _column_names(columns: Collection[str], kind: str, name: str) -> tuple[str, 
 def _stacked(pairs: Sequence[tuple[object, object]], name: str) -> Examples:
     inputs = [_as_array(x) for x, _ in pairs]
     targets = [_as_targets(y) for _, y in pairs]
-    for values, what in ((inputs, "input"), (targets, "target")):
+    for values, what in ((inputs, "an input"), (targets, "a target")):
         for number, value in enumerate(values):
             if value.shape != values[0].shape:
                 raise ValueError(
-                    f"{name} has an {what} of shape {values[0].shape} in row 0 and of "
+                    f"{name} has {what} of shape {values[0].shape} in row 0 and of "
                     f"{value.shape} in row {number}; pad or cut all examples of a client to one shape"
                 )
     return Examples(np.stack(inputs), np.stack(targets))

@@ -250,7 +250,8 @@ def test_a_changed_file_is_refused_with_both_hashes(tmp_path, server, has_other_
     assert sha256(changed) in message
     assert server.url + TRAIN_IMAGES in message
     assert ("404" in message) is has_other_mirror
-    assert f"try again, or put train-images-idx3-ubyte into {tmp_path / 'mnist'}" in message
+    assert "try again, or put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k" in message
+    assert f"into {tmp_path / 'mnist'}, plain or .gz" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -284,7 +285,8 @@ def test_without_a_network_the_error_says_which_file_goes_where(tmp_path):
     )
     assert "Connection refused" in message
     assert "http://no-such-host.invalid/" in message
-    assert f"put train-images-idx3-ubyte into {tmp_path / 'mnist'}, plain or .gz" in message
+    assert "put train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images" in message
+    assert f"into {tmp_path / 'mnist'}, plain or .gz" in message
     assert list(tmp_path.iterdir()) == []
 
 

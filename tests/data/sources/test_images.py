@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from data.sources.small_sets import cifar_files, idx, idx_files, put, small_cifar, small_mnist
+from fedbranch.data import digits
 from fedbranch.errors import DamagedFile, MissingData
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -179,3 +180,12 @@ def test_the_pickles_of_cifar_are_not_touched(tmp_path):
     for data_dir in (tmp_path, python_version):
         with pytest.raises(MissingData, match=r"is the Python version, made of pickles"):
             small_cifar().load("train", data_dir)
+
+
+def test_digits_are_the_real_ones():
+    x, y = digits()
+
+    assert x.shape == (1797, 1, 8, 8)
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    assert (x.min(), x.max()) == (0, 1)
+    assert np.bincount(y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]

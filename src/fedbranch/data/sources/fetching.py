@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fedbranch.data.sources.downloads import Download
-from fedbranch.data.sources.files import SUMS_FILE, Source
+from fedbranch.data.sources.files import SUMS_FILE, Source, find
 from fedbranch.errors import CannotWrite, DamagedFile, MissingData
 from fedbranch.storage.atomic import make_folder, replace_file, sync
 
@@ -112,7 +112,8 @@ def _download(
     source: Source, download: Download, path: Path, folder: Path, on_progress: OnProgress | None
 ) -> None:
     """Download a file from the first address that has the published one."""
-    put = f"put {', '.join(download.file_names)} into {folder}, plain or .gz"
+    missing = [name for name in source.file_names if find(folder, name) is None]
+    put = f"put {', '.join(missing)} into {folder}, plain or .gz"
     try:
         import pooch
         from requests import RequestException
