@@ -60,7 +60,7 @@ def fedbranch(*arguments, check=0, **environment):
 
 
 def with_downloads(downloads, *arguments, check=0, **settings):
-    """Run the command with a set whose files are offered elsewhere."""
+    """Run the command with other addresses for the files of a set."""
     result = subprocess.run(
         from_server(downloads, *arguments), capture_output=True, text=True, timeout=120, **settings
     )

@@ -20,7 +20,7 @@ def test_training_rows_are_dealt_out_and_test_rows_are_shared():
     assert sorted([*train, *tests[0]]) == sorted(X[:, 0])
 
 
-def test_a_data_sets_own_test_rows_are_everybodys():
+def test_a_data_sets_own_test_rows_are_shared_by_all_clients():
     swaps = label_swaps(2, seed=0)
     clients = federate(X, Y, num_clients=4, groups=swaps, test=(X[:7] + 0.5, Y[:7]), seed=0)
 
@@ -33,7 +33,7 @@ def test_a_data_sets_own_test_rows_are_everybodys():
 
 
 @pytest.mark.parametrize("test", [None, (X[:7], Y[:7])])
-def test_what_a_group_sees_alike_is_kept_once(test):
+def test_test_rows_that_are_the_same_for_a_group_are_kept_once(test):
     groups = {True: label_swaps(2, seed=0), False: feature_noise(2, standard_deviation=0.1)}
 
     for is_alike, transforms in groups.items():

@@ -17,7 +17,7 @@ from fedbranch.core.geometry import to_numpy
 __all__ = ["TARGET_COLUMNS", "Data", "Examples", "MapDataset", "as_examples"]
 
 TARGET_COLUMNS = ("label", "labels", "target", "targets", "y")
-"""Names of the column that has the targets, in a dataset whose items are rows with names."""
+"""Names of the column with the targets, in a dataset with named columns."""
 
 
 class Examples(NamedTuple):

@@ -14,8 +14,8 @@ from fedbranch.data.sources.texts import NewsTexts, RoleTexts
 
 IDX_ROWS = {"train": 12, "test": 10}
 CIFAR_ROWS_PER_FILE = 10
-# The set can be fetched, says its table, but no test may do it.
-NOT_ASKED = (Download(name="published.gz", sha256="0" * 64, urls=("http://127.0.0.1:9/",)),)
+# An address, so that messages offer to fetch the set; no test may use it.
+NO_SERVER = (Download(name="published.gz", sha256="0" * 64, urls=("http://127.0.0.1:9/",)),)
 
 
 def drawn_images(part, shape, num_rows):
@@ -54,7 +54,7 @@ def cifar_files():
     return files
 
 
-def small_mnist(downloads=NOT_ASKED):
+def small_mnist(downloads=NO_SERVER):
     return IdxImages(
         name="mnist",
         title="Small MNIST",
@@ -65,7 +65,7 @@ def small_mnist(downloads=NOT_ASKED):
     )
 
 
-def small_cifar(downloads=NOT_ASKED):
+def small_cifar(downloads=NO_SERVER):
     files = cifar_files()
     return CifarImages(
         name="cifar10",
@@ -90,7 +90,7 @@ ARTICLES = {
 }
 
 
-def small_news(downloads=NOT_ASKED):
+def small_news(downloads=NO_SERVER):
     return NewsTexts(
         name="ag_news",
         title="Small AG-News",

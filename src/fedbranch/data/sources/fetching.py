@@ -138,9 +138,9 @@ def _download(
         wrong.append(f"{url} has {path.stat().st_size:,} bytes with the SHA-256 {found}")
     if wrong:
         raise DamagedFile(
-            f"{source.title}: {download.name} is not the published file, whose SHA-256 is "
-            f"{download.sha256}: {'; '.join(wrong + failures)}; the copy was damaged on the way or "
-            f"changed there, and nothing of it was kept; try again, or {put}"
+            f"{source.title}: {download.name} is not the published file; expected is the "
+            f"SHA-256 {download.sha256}, but {'; '.join(wrong + failures)}; the copy was damaged "
+            f"on the way or changed there, and nothing of it was kept; try again, or {put}"
         )
     raise MissingData(
         f"{source.title} cannot be fetched: {download.name} could not be downloaded "
