@@ -51,16 +51,15 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(numpy|np|torch|nn|flwr|cryptography|collections|pathlib|typing)(\..*)?"),
     (r"py:.*", r"NDArray|ArrayLike|Path|optional"),
     # Aliases and classes in signatures that nobody has to know in order to call something.
-    (r"py:class", r"(fedbranch\..*)?(JSON|Weighting|Aggregate|EngineName|EngineChoice|BeforeSend)"),
     (
         r"py:class",
-        r"(fedbranch\..*)?(Population|MapDataset|Download|Reply|LastingTensors|Layout|Orthonormal)",
+        r"(fedbranch\..*)?(JSON|Weighting|Aggregate|OptionKeywords|EngineName|EngineChoice|BeforeSend)",
     ),
+    (r"py:class", r"(fedbranch\..*)?(MapDataset|Download)"),
+    (r"py:class", r"(fedbranch\..*)?(Population|Reply|LastingTensors|Layout|Orthonormal)"),
     (r"py:class", r"(fedbranch\..*)?(EdgeCache|MappedTensors|PairCosines|Situation|Sums)"),
-    (
-        r"py:class",
-        r"(fedbranch\..*)?(Array|Rows|ClientRows|Partition|Data|OnProgress|PartName|Kind|Verdict|Evaluation)",
-    ),
+    (r"py:class", r"(fedbranch\..*)?(Array|Rows|Partition|PartName|Kind|Verdict|Evaluation)"),
+    (r"py:class", r"(fedbranch\..*)?(ClientRows|Data|OnProgress)"),
     # Modules behind the public ones have no page.
     (r"py:mod", r"fedbranch\..*"),
 ]

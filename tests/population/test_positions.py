@@ -2,16 +2,16 @@
 
 import tracemalloc
 
-import fedbranch.storage.checkpoint as checkpoint_module
-import fedbranch.population.int_column as columns_module
-import fedbranch.population.registry as known_module
-import fedbranch.population.positions as positions_module
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import fedbranch.population.int_column as columns_module
+import fedbranch.population.positions as positions_module
+import fedbranch.population.registry as known_module
+import fedbranch.storage.checkpoint as checkpoint_module
 from fedbranch import DamagedFile, NeverSplit, ParameterTree, Server, Thresholds, Update
 from fedbranch.population.int_column import Column
 from fedbranch.population.positions import Positions

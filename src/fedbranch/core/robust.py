@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,9 +21,16 @@ from array_api_compat import array_namespace, device
 
 from fedbranch.core.geometry import norms, take_rows, to_numpy, weighted_mean
 from fedbranch.core.products import column_blocks
-from fedbranch.types import Array
+from fedbranch.types import JSON, Array
 
-__all__ = ["RobustAggregate", "median", "multi_krum", "trimmed_mean"]
+__all__ = [
+    "RobustAggregate",
+    "aggregate_from_state",
+    "aggregate_to_state",
+    "median",
+    "multi_krum",
+    "trimmed_mean",
+]
 
 RobustAggregate: TypeAlias = Callable[[Array, Array], Array]
 
@@ -88,24 +96,7 @@ def trimmed_mean(share: float) -> RobustAggregate:
             f"share is {share!r}; it must be at least 0 and below 0.5, or nobody would be left"
         )
 
-    def aggregate(updates: Array, weights: Array) -> Array:
-        xp = _checked_namespace(updates, weights)
-        num_clients = int(updates.shape[0])
-        num_cut = math.floor(share * num_clients + 1e-9)  # 0.29 * 100 is below 29
-        kept = slice(num_cut, num_clients - num_cut)
-        wide = xp.astype(xp.asarray(weights, device=device(updates)), xp.float64)
-        by_weight = xp.argsort(wide)
-        wide = xp.take(wide, by_weight, axis=0)
-        blocks = []
-        for block in _blocks_at_hand(updates):
-            columns = xp.take(updates[:, block], by_weight, axis=0)
-            values = xp.astype(xp.sort(columns, axis=0)[kept], xp.float64)
-            shares = wide[xp.argsort(columns, axis=0, stable=True)[kept]]
-            blocks.append(xp.sum(values * shares, axis=0) / xp.sum(shares, axis=0))
-        mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
-        return mean
-
-    return aggregate
+    return _TrimmedMean(float(share))
 
 
 def multi_krum(num_attackers: int, num_kept: int | None = None) -> RobustAggregate:
@@ -148,16 +139,87 @@ def multi_krum(num_attackers: int, num_kept: int | None = None) -> RobustAggrega
     if num_kept is not None and operator.index(num_kept) < 1:
         raise ValueError(f"num_kept is {num_kept}; it must be at least 1")
 
-    def aggregate(updates: Array, weights: Array) -> Array:
+    return _MultiKrum(num_attackers, num_kept)
+
+
+@dataclass(frozen=True)
+class _TrimmedMean:
+    share: float
+
+    def __call__(self, updates: Array, weights: Array) -> Array:
+        xp = _checked_namespace(updates, weights)
+        num_clients = int(updates.shape[0])
+        num_cut = math.floor(self.share * num_clients + 1e-9)  # 0.29 * 100 is below 29
+        kept = slice(num_cut, num_clients - num_cut)
+        wide = xp.astype(xp.asarray(weights, device=device(updates)), xp.float64)
+        by_weight = xp.argsort(wide)
+        wide = xp.take(wide, by_weight, axis=0)
+        blocks = []
+        for block in _blocks_at_hand(updates):
+            columns = xp.take(updates[:, block], by_weight, axis=0)
+            values = xp.astype(xp.sort(columns, axis=0)[kept], xp.float64)
+            shares = wide[xp.argsort(columns, axis=0, stable=True)[kept]]
+            blocks.append(xp.sum(values * shares, axis=0) / xp.sum(shares, axis=0))
+        mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
+        return mean
+
+
+@dataclass(frozen=True)
+class _MultiKrum:
+    num_attackers: int
+    num_kept: int | None
+
+    def __call__(self, updates: Array, weights: Array) -> Array:
         _checked_namespace(updates, weights)
         num_clients = int(updates.shape[0])
-        wanted = num_clients - num_attackers if num_kept is None else num_kept
+        wanted = num_clients - self.num_attackers if self.num_kept is None else self.num_kept
         num_rows = min(max(1, wanted), num_clients)
         shares = to_numpy(weights)
-        rows = _nearest_rows(updates, shares, num_attackers, num_rows)
+        rows = _nearest_rows(updates, shares, self.num_attackers, num_rows)
         return weighted_mean(take_rows(updates, rows), shares[rows])
 
-    return aggregate
+
+def aggregate_to_state(aggregate: RobustAggregate) -> JSON:
+    """Describe an aggregate as JSON; one that is not fedbranch's is only named.
+
+    Examples
+    --------
+    >>> aggregate_to_state(trimmed_mean(0.1))
+    {'name': 'trimmed_mean', 'settings': {'share': 0.1}}
+    """
+    for name, plain in _PLAIN.items():
+        if aggregate is plain:
+            return {"name": name, "settings": {}}
+    if isinstance(aggregate, _TrimmedMean):
+        return {"name": "trimmed_mean", "settings": asdict(aggregate)}
+    if isinstance(aggregate, _MultiKrum):
+        return {"name": "multi_krum", "settings": asdict(aggregate)}
+    name = getattr(aggregate, "__qualname__", type(aggregate).__qualname__)
+    return {"name": str(name), "settings": None}
+
+
+def aggregate_from_state(state: JSON) -> RobustAggregate:
+    """Rebuild an aggregate that :func:`aggregate_to_state` described.
+
+    Raises
+    ------
+    ValueError
+        If it is not one of fedbranch's.
+    """
+    name, settings = state["name"], state["settings"]
+    if settings is None or name not in {**_PLAIN, **_MADE}:
+        raise ValueError(
+            f"the aggregate {name!r} is not part of fedbranch and was not saved; pass it when "
+            "loading: Server.load(folder, aggregate=...)"
+        )
+    return _MADE[name](**settings) if name in _MADE else _PLAIN[name]
+
+
+_PLAIN: dict[str, RobustAggregate] = {"weighted_mean": weighted_mean, "median": median}
+_MADE: dict[str, Callable[..., RobustAggregate]] = {
+    "trimmed_mean": trimmed_mean,
+    "multi_krum": multi_krum,
+}
 
 
 def _nearest_rows(
