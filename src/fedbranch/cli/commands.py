@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import warnings
@@ -15,7 +14,14 @@ from typing import Annotated, TextIO, cast, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 import fedbranch
 from fedbranch.cli.experiment import Experiment, preset_names
@@ -259,7 +265,7 @@ def data(
     data_dir: DataDir = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Fetch or check a data set and say where it is; without a name, list what is there."""
+    """Fetch what is missing of a data set and check it; without a name, list all sets."""
     if name is None:
         holdings = [sources.look(known, data_dir) for known in sources.NAMES]
         if as_json:
@@ -268,19 +274,44 @@ def data(
             print_holdings(holdings, Console())
         return
     try:
-        missing = sources.look(name, data_dir).missing
+        sources.look(name, data_dir)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
-    if missing and sys.stderr.isatty():
-        print(f"fedbranch: fetching {name}", file=sys.stderr)
-    elif missing:  # what fetches it has progress bars of its own
-        for library in ("HF_DATASETS", "HF_HUB"):
-            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
-    holding = sources.fetch(name, data_dir)
+    try:
+        with stoppable(), _download_progress() as on_progress:
+            holding = sources.fetch(name, data_dir, on_progress=on_progress)
+    except Stopped as stopped:
+        print(
+            f"fedbranch: {stopped.how}; complete files were kept, and the same command fetches "
+            "the others",
+            file=sys.stderr,
+        )
+        raise typer.Exit(128 + stopped.signal_number) from None
     if as_json:
         print(json.dumps(holding.to_json(), indent=2))
     else:
         print_holding(holding, Console())
+
+
+@contextmanager
+def _download_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each file that is downloaded: on a terminal only."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_progress(file_name: str, num_bytes: int, total: int) -> None:
+            if file_name not in tasks:
+                tasks[file_name] = progress.add_task(file_name, total=None)
+            progress.update(tasks[file_name], completed=num_bytes, total=total or None)
+
+        yield on_progress
 
 
 @app.command()

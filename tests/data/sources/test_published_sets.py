@@ -1,14 +1,26 @@
 """The published data sets themselves, where they are: in ``$FEDBRANCH_DATA`` or the cache."""
 
+import gzip
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from data.sources.file_server import FileServer, archive_of, downloads_of
+from data.sources.small_sets import sha256
 from fedbranch.data import ag_news, cifar10, fashion_mnist, mnist, shakespeare, sources
+from fedbranch.data.sources.catalogue import SOURCES
 
 
 def needs(name):
     where = sources.default_data_dir()
     return pytest.mark.skipif(not sources.is_present(name), reason=f"no {name} in {where}")
+
+
+def unpacked(name):
+    """The files of a set, as they are in the data folder."""
+    source = SOURCES[name]
+    return {file: source.read(source.path(file)) for file in source.file_names}
 
 
 LOADERS = {"mnist": mnist, "fashion_mnist": fashion_mnist}
@@ -24,15 +36,42 @@ def test_idx_sets_are_complete(name):
 
 
 @pytest.mark.parametrize("name", IDX_SETS)
-def test_the_hub_would_give_the_published_files(name, tmp_path):
-    def load_dataset(hub_id, *, split):
-        x, y = LOADERS[name](split, raw=True)
-        return ({"image": image[0], "label": int(label)} for image, label in zip(x, y, strict=True))
-
-    holding = sources.fetch(name, tmp_path, load_dataset=load_dataset)
+def test_idx_sets_in_gzip_are_fetched_as_the_published_ones(name, tmp_path):
+    packed = {f"{file}.gz": gzip.compress(content, 1) for file, content in unpacked(name).items()}
+    with FileServer(packed) as server:
+        holding = sources.fetch(name, tmp_path, downloads=downloads_of(packed, server.url))
 
     assert holding.checked == "published"
     assert holding.parts["train"].rows == 60_000
+
+
+@needs("cifar10")
+def test_cifar_in_an_archive_is_fetched_as_the_published_one(tmp_path):
+    files = unpacked("cifar10")
+    (table,) = SOURCES["cifar10"].downloads
+    packed = archive_of(files)
+    with FileServer({table.name: packed}) as server:
+        own = replace(table, sha256=sha256(packed), urls=(server.url + table.name,))
+        holding = sources.fetch("cifar10", tmp_path, downloads=[own])
+
+    assert holding.checked == "published"
+    assert [part.rows for part in holding.parts.values()] == [50_000, 10_000]
+
+
+@pytest.mark.parametrize(
+    ("source", "download"),
+    [
+        pytest.param(source, download, id=f"{source.name}-{download.name}")
+        for source in SOURCES.values()
+        for download in source.downloads
+    ],
+)
+def test_a_file_as_it_is_published_has_its_hash(source, download):
+    path = source.folder() / download.name
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+
+    assert sha256(path.read_bytes()) == download.sha256
 
 
 @needs("cifar10")
