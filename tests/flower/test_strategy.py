@@ -15,6 +15,7 @@ from fakes import fingerprint
 from fedbranch.flower import ClusteredStrategy
 from fedbranch.flower.testing import FakeNode
 from fedbranch.server.options import OptionKeywords
+from fedbranch.server.state import ServerState
 from flower.federations import (
     RULE,
     SEED,
@@ -28,7 +29,7 @@ from flower.federations import (
 
 def tree_fingerprint(tree):
     server = fb.Server(tree.num_params, num_buffers=tree.num_buffers, rule=RULE)
-    server.tree = tree
+    server.state = ServerState.of(tree)
     return fingerprint(server)
 
 

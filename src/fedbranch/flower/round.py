@@ -191,7 +191,7 @@ class RunningFederation:
         tasks = self._plan(client_ids, with_trials=with_trials)
         if not tasks and not self.trials.models:
             # All clients that are there have answered a holding cluster. Others may be coming.
-            awaited = self.server.awaited
+            awaited = self.server.awaited()
             if awaited:
                 limit_s = min(self.federation.timeout_s, SECONDS_TO_WAIT_FOR_OTHERS)
                 arrived = self.federation.wait_for_any(grid, awaited, limit_s)

@@ -331,7 +331,7 @@ class ClusteredStrategy(Strategy):
                 present,
                 num_asked,
                 stream_seed(self.seed, server_round),
-                first=running.server.awaited_among(present),
+                first=running.server.awaited(present),
             )
             running.ask_to_train(
                 grid,
