@@ -64,3 +64,16 @@ def test_rows_of_another_length_or_number_are_new():
 
     assert memory.rows(4, 5).shape == (4, 5)
     assert memory.rows(9, 5).shape == (9, 5)
+
+
+def test_a_rule_sees_the_updates_of_a_cluster_uncopied_in_the_same_memory_each_round():
+    addresses = []
+
+    class Watching:
+        def examine(self, evidence):
+            addresses.append(evidence.updates.ctypes.data)
+            return fb.NeverSplit().examine(evidence)
+
+    start(make_grid(), num_rounds=4, rule=Watching())
+
+    assert len(set(addresses)) == 1
