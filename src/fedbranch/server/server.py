@@ -26,7 +26,8 @@ from fedbranch.server.leaf import Leaf
 from fedbranch.server.options import OptionKeywords, ServerOptions, options_from
 from fedbranch.server.records import RoundRecord
 from fedbranch.server.replies.checks import Expected
-from fedbranch.server.replies.intake import Intake, Situation
+from fedbranch.server.replies.intake import Intake
+from fedbranch.server.replies.situation import Situation
 from fedbranch.server.reviews import due_for_review
 from fedbranch.server.round import commit, decide
 from fedbranch.server.state import OnTrial, ServerState, state_from_json, state_to_json
