@@ -1,8 +1,8 @@
 """The replies of a round, taken in one by one or many at once, in any order.
 
-What is wrong with a reply is found when it arrives. If clusters are found by sketches, these
-are made then as well, and a server that keeps no updates adds each to exact sums of its cluster
-and lets it go. The sums, and so all that follows, do not depend on who came first.
+A reply is checked when it arrives. If clusters are found by sketches, these are made then as well,
+and a server that keeps no updates adds each to exact sums of its cluster and drops it. The sums,
+and so all that follows, do not depend on the order of the replies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Intake:
     """Takes the replies of one round, from any number of threads, in any order.
 
     Made by :meth:`fedbranch.Server.intake`; :meth:`fedbranch.Server.step` then makes the round of
-    it, and whatever comes later is refused. While it is filled the server must not be changed.
+    it, and a reply that comes later is refused. While it is filled the server must not be changed.
 
     Attributes
     ----------
@@ -42,9 +42,10 @@ class Intake:
 
     Notes
     -----
-    Of two replies of a client the first counts: it may have been added up already. Another one
-    that comes while the first is looked at is refused, also if the first then cannot be used. All
-    the rest is the same in any order and with any number of threads, to the last bit.
+    Of several replies of a client the first that can be used counts, since it may have been added
+    up already. One that comes while another is being checked is refused, even if that one then
+    cannot be used. All the rest is the same in any order and with any number of threads, to the
+    last bit.
     """
 
     def __init__(self, situation: Situation) -> None:
@@ -137,7 +138,7 @@ class Intake:
         Parameters
         ----------
         client_id
-            Who replies.
+            The client that replies.
         update
             What it sent. Nothing of it is referred to afterwards.
 
@@ -176,7 +177,7 @@ class Intake:
         return self._take(usable, nodes, refused)
 
     def _why_not_asked(self, batch: UpdateBatch, client_id: str) -> str | None:
-        """Say why a client may not send what it sent, whatever that is; None if it may."""
+        """Return why a client may not reply to this task at all; None if it may."""
         base = batch.bases[list(batch.client_ids).index(client_id)]
         try:
             self._check_open()
@@ -201,7 +202,7 @@ class Intake:
         return self._take_checked(pairs)
 
     def refuse(self, refused: Mapping[str, str]) -> None:
-        """Note of clients that there is no reply of use, as whoever collects them has found.
+        """Note that there is no usable reply of some clients, as the caller has found.
 
         Parameters
         ----------
