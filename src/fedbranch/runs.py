@@ -47,8 +47,7 @@ from fedbranch.storage.checkpoint import (
     read_generation,
 )
 from fedbranch.storage.sealed_json import read_sealed, seal, unseal
-from fedbranch.tree.edge import restored_cache
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree, restored_cache
 from fedbranch.types import JSON
 
 if sys.platform != "win32":
@@ -409,7 +408,7 @@ class RunFolder:
             raise UnusableRun(f"{self.path} has saved nothing yet; {self.how_to_go_on}")
         state, files = read_checkpoint(self.path / "state", "server")
         try:
-            cache = restored_cache(state["tree"], folder=self.path / "state")
+            cache = restored_cache(state["tree"], folder=self.path / "state", only_to_read=True)
             return ParameterTree.from_state(state["tree"], files, cache=cache), _round_of(state)
         except (KeyError, TypeError) as error:
             raise DamagedFile(f"{self.path / 'state'} holds no tree: {error!r}") from error

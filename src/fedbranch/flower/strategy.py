@@ -36,7 +36,7 @@ from fedbranch.server.records import RoundRecord
 from fedbranch.server.server import Server, check_keeping
 from fedbranch.training.client_sampling import draw_clients
 from fedbranch.training.seeds import stream_seed
-from fedbranch.tree.edge import EdgeCache, cache_to_state
+from fedbranch.tree import EdgeCache, cache_to_state
 from fedbranch.types import JSON, Aggregate
 
 __all__ = ["ClusteredStrategy"]

@@ -21,7 +21,7 @@ from fedbranch.rules import Asks, Decision, Evidence, PastRound, Rule, Verdict
 from fedbranch.server.guard import Guard
 from fedbranch.server.leaf import Case, Outcome
 from fedbranch.server.replies.reply import Reply, stacked
-from fedbranch.tree.tree import Node, read_only
+from fedbranch.tree import Node, read_only
 from fedbranch.types import Aggregate, Array, Vector, Weighting
 
 __all__ = [

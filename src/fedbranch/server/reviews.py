@@ -15,7 +15,7 @@ from fedbranch.core.geometry import weighted_mean
 from fedbranch.protocol.tasks import Trial
 from fedbranch.rules import Decision, Review, Rule
 from fedbranch.rules.credibility import opposed_moves
-from fedbranch.tree.tree import ParameterTree, read_only
+from fedbranch.tree import ParameterTree, read_only
 
 __all__ = ["Reviews", "compared_models", "merged_model"]
 

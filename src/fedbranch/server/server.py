@@ -25,7 +25,7 @@ import numpy as np
 from fedbranch.core.geometry import to_numpy, weighted_mean
 from fedbranch.core.projection import SMALLEST_SIZE, Projection
 from fedbranch.errors import DamagedFile, InvalidUpdate
-from fedbranch.population.presence import Presence
+from fedbranch.population import Presence
 from fedbranch.protocol.client_ids import checked_ids, shown_id, some_of
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
 from fedbranch.rules import AutoRule, Rule, rule_from_state, rule_to_state
@@ -38,8 +38,7 @@ from fedbranch.server.replies.intake import Intake, Situation
 from fedbranch.server.reviews import Reviews, compared_models, merged_model
 from fedbranch.server.routing import descents
 from fedbranch.storage.checkpoint import Tensors, read_checkpoint, write_checkpoint
-from fedbranch.tree.edge import Edge, EdgeCache, restored_cache
-from fedbranch.tree.tree import ParameterTree, read_only
+from fedbranch.tree import Edge, EdgeCache, ParameterTree, read_only, restored_cache
 from fedbranch.types import JSON, Aggregate, Array, Weighting
 
 __all__ = ["Server", "check_keeping"]

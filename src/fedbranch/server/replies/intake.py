@@ -36,7 +36,7 @@ from fedbranch.server.replies.checks import (
 from fedbranch.server.replies.reply import Reply, Rows
 from fedbranch.server.replies.stack import Stack, lengths_of_rows
 from fedbranch.server.replies.summed import Sums
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 from fedbranch.types import Weighting
 
 __all__ = ["Intake", "Situation"]

@@ -16,7 +16,7 @@ from fedbranch.sim.engines.stacked.model import CannotStack
 from fedbranch.sim.engines.workers import CannotFork, Workers
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState, trainable
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 
 __all__ = ["Engine", "EngineChoice", "EngineName", "start_engine"]
 

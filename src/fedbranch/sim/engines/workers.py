@@ -33,7 +33,7 @@ from fedbranch.training.client import evaluate, local_update, tensors, trial_los
 from fedbranch.training.half_split import halves_seed
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 from fedbranch.types import Vector
 
 __all__ = ["CannotFork", "Workers"]

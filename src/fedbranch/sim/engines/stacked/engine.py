@@ -29,7 +29,7 @@ from fedbranch.training.client import EVALUATION_BATCH_SIZE, products_in, tensor
 from fedbranch.training.half_split import Halves, half_rows, halves_seed, training_seeds
 from fedbranch.training.local_training import LocalTraining, Measure
 from fedbranch.training.model_state import ModelState
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 from fedbranch.types import Array
 
 __all__ = ["Vectorised"]
