@@ -42,7 +42,7 @@ from fedbranch.storage.checkpoint import (
     has_checkpoint,
     has_previous,
     peek,
-    previous_is_used,
+    previous_state_warning,
     read_checkpoint,
     read_generation,
 )
@@ -229,7 +229,7 @@ class RunFolder:
         # It is complete no longer, and the damaged state must not become anybody's previous one.
         (self.path / "summary.json").unlink(missing_ok=True)
         go_back(folder, "server")
-        warnings.warn(previous_is_used(folder, state, damage), stacklevel=4)
+        warnings.warn(previous_state_warning(folder, state, damage), stacklevel=4)
 
     def _check_state(self, generation: Generation) -> JSON:
         """Read a state and the history that led to it; raise DamagedFile if one is damaged."""

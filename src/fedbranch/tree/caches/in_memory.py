@@ -16,7 +16,7 @@ class InMemory:
     """Keep whole updates in memory: exact, and right for small populations."""
 
     def prepare(self) -> None:
-        """Do nothing: memory needs no preparation."""
+        """Prepare nothing: memory needs no preparation."""
 
     def num_kept(self, dim: int) -> int:
         """Return ``dim``: all numbers are kept."""

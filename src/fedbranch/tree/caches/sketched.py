@@ -43,7 +43,7 @@ class Sketched:
             object.__setattr__(self, name, value)
 
     def prepare(self) -> None:
-        """Do nothing: memory needs no preparation."""
+        """Prepare nothing: memory needs no preparation."""
 
     def num_kept(self, dim: int) -> int:
         """Return the size of a sketch, or ``dim`` if that is smaller."""
