@@ -39,7 +39,7 @@ def test_what_was_never_sealed_is_refused(tmp_path, content):
     with pytest.raises(ValueError, match="no SHA-256 at its end"):
         unseal(content)
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(DamagedFile, match="file cannot be read: .*no SHA-256 at its end"):
+    with pytest.raises(DamagedFile, match=r"file cannot be read: .*no SHA-256 at its end"):
         read_sealed(tmp_path / "file")
 
 
