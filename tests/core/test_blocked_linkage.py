@@ -243,5 +243,5 @@ def test_what_are_no_updates_is_an_error():
 
 @pytest.mark.parametrize("memory_bytes", [1e9, "1GB"])
 def test_memory_is_a_whole_number_of_bytes(memory_bytes):
-    with pytest.raises(TypeError, match=r"memory_bytes is .*; give a whole number"):
+    with pytest.raises(TypeError, match=r"memory_bytes is .*; pass a whole number"):
         hierarchy_of(np.eye(3), memory_bytes=memory_bytes)

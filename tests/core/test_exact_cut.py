@@ -142,15 +142,15 @@ def test_no_pair_of_sketches_is_off_by_more_than_likely(kind):
 @pytest.mark.parametrize("convert", [lambda array: array, torch.from_numpy], ids=["numpy", "torch"])
 @pytest.mark.parametrize("pair_cost", [0, 1000])  # one by one, or by products
 @pytest.mark.parametrize("dim", [100, 9000])
-def test_cosines_of_pairs_are_those_of_the_matrix(monkeypatch, convert, pair_cost, dim):
-    monkeypatch.setattr("fedbranch.core.exact_cut.NUMBERS_AT_ONCE", 50)
-    monkeypatch.setattr("fedbranch.core.exact_cut.PAIR_COST", pair_cost)
+def test_cosines_of_pairs_are_those_of_the_matrix(convert, pair_cost, dim):
     rng = np.random.default_rng(0)
     updates = rng.normal(size=(30, dim)).astype(np.float32)
     updates[3], updates[4] = 0, updates[4] * 1e15
     a_rows, b_rows = rng.integers(30, size=(2, 77))
 
-    found = cosines_of_pairs(convert(updates), a_rows, b_rows)
+    found = cosines_of_pairs(
+        convert(updates), a_rows, b_rows, numbers_at_once=50, pair_cost=pair_cost
+    )
 
     np.testing.assert_allclose(found, cosine_similarity(updates)[a_rows, b_rows], atol=1e-6)
 

@@ -35,7 +35,7 @@ def test_similarity_by_hand(convert):
     )
 
 
-@pytest.mark.parametrize("dim", [1, 3, 100, geometry.BLOCK, geometry.BLOCK + 1, 50_000])
+@pytest.mark.parametrize("dim", [1, 3, 100, geometry.BLOCK_COLUMNS, geometry.BLOCK_COLUMNS + 1, 50_000])
 @pytest.mark.parametrize("kind", ["normal", "all positive", "nearly parallel", "spread scales"])
 def test_similarity_stays_within_its_error_bound(convert, dim, kind):
     rng = np.random.default_rng(dim)

@@ -1,8 +1,8 @@
 """Aggregates that a few hostile clients cannot move far, to use in place of the mean.
 
 Pass one as ``aggregate`` to :class:`fedbranch.Server` or :func:`fedbranch.simulate`: it then
-averages inside every cluster. What they promise holds for clients that all want the same, as
-inside a true cluster; with several groups in one cluster, those in the minority look hostile.
+averages inside every cluster. Its guarantee holds for clients of one distribution, as inside a
+true cluster. If a cluster has several groups, clients of the minority look hostile.
 
 The functions take arrays of any Array API library, like those of
 :mod:`fedbranch.core.geometry`, and walk over blocks of columns.
@@ -37,13 +37,13 @@ def median(updates: Array, weights: Array) -> Array:
     updates
         Shape (num_clients, dim), floating and finite.
     weights
-        Shape (num_clients,). Ignored: every client counts alike, whatever it claims.
+        Shape (num_clients,). Ignored: every client counts alike, whatever weight it claims.
 
     Returns
     -------
     Array
-        Shape (dim,), of the updates' dtype; of an even number of clients the mean of the two
-        in the middle. The order of the clients changes no bit.
+        Shape (dim,), of the updates' dtype. For an even number of clients it is the mean of the
+        two in the middle. The order of the clients changes no bit.
 
     Examples
     --------

@@ -66,7 +66,7 @@ def test_machine_code_measures_the_same_bits(machine_code, dim):
 
 def test_without_numba_numpy_does_it(monkeypatch):
     monkeypatch.setitem(sys.modules, module.MODULE, None)
-    monkeypatch.setattr(module, "WORTH_IT", 0)
+    monkeypatch.setattr(module, "LEAST_NUMBERS", 0)
     module.machine_code.cache_clear()
     try:
         assert extents(np.float32([[3.0, 4.0]])).lengths.tolist() == [5.0]
