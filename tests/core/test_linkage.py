@@ -255,7 +255,7 @@ def test_the_gap_needs_a_group_for_each_row():
         separation_gap(np.eye(2), [0, 1, 1])
 
 
-def test_groups_are_told_apart_by_what_they_are():
+def test_groups_are_distinguished_by_equality():
     similarity = cosine_similarity(unit_vectors([0, 90, 180]))
 
     assert separation_gap(similarity, [1, "1", 2]) == separation_gap(similarity, "abc")
@@ -307,7 +307,7 @@ def test_a_matrix_that_is_not_symmetric_is_an_error():
 
 
 @pytest.mark.parametrize("value", [0.1, np.nan, np.inf])
-def test_several_threads_find_what_is_wrong_with_a_matrix(monkeypatch, value):
+def test_several_threads_find_the_error_in_a_matrix(monkeypatch, value):
     monkeypatch.setattr(products, "ROWS_PER_THREAD", 100)
     monkeypatch.setattr(products, "num_cores", lambda: 3)
     similarity = random_symmetric(0, 600)

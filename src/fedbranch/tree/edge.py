@@ -61,7 +61,7 @@ class Edge(Mapping[str, Vector]):
 
     Notes
     -----
-    A cache may return a subclass, as :class:`OnDisk` does. It overrides ``__getitem__``,
+    A cache may return a subclass, as :class:`fedbranch.OnDisk` does. It overrides ``__getitem__``,
     :meth:`blocks`, :attr:`tensors` and :meth:`discard`.
     """
 

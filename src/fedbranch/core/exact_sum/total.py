@@ -326,7 +326,7 @@ class ExactSum:
         unit: int,
         sketches: NDArray[np.float32] | None,
     ) -> None:
-        """Do the same for at most ``ROWS_AT_ONCE`` rows, in NumPy."""
+        """Add at most ``ROWS_AT_ONCE`` rows of one unit, in NumPy."""
         of_unit, table = self._of_unit(unit), self._table(unit)
         first, end = int(rows[0]), int(rows[-1]) + 1
         together = updates[first:end] if end - first == len(rows) else None

@@ -44,7 +44,7 @@ class UnitSum:
         self.most += units
 
     def release(self, units: float) -> None:
-        """Give back units that were reserved and not added."""
+        """Free units that were reserved and not added."""
         self.most -= units
 
     def carry(self) -> None:
