@@ -51,7 +51,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(numpy|np|torch|nn|flwr|cryptography|collections|pathlib|typing)(\..*)?"),
     (r"py:.*", r"NDArray|ArrayLike|Path|optional"),
     # Aliases and classes in signatures that nobody has to know in order to call something.
-    (r"py:class", r"(fedbranch\..*)?(JSON|Weighting|Aggregate|EngineName|EngineChoice|BeforeSend)"),
+    (
+        r"py:class",
+        r"(fedbranch\..*)?(JSON|Weighting|Aggregate|OptionKeywords|EngineName|EngineChoice|BeforeSend)",
+    ),
     (r"py:class", r"(fedbranch\..*)?(Population|Pairs|Reply|LastingTensors|Layout|Orthonormal)"),
     (r"py:class", r"(fedbranch\..*)?(EdgeCache|MappedTensors|PairCosines|Situation|Sums)"),
     (r"py:class", r"(fedbranch\..*)?(Array|Rows|Partition|PartName|Kind|Verdict|Evaluation)"),

@@ -15,10 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 PUBLIC_MODULES = [
     "fedbranch",
-    *(
-        f"fedbranch.core.{name}"
-        for name in ("linkage", "geometry", "robust", "groups", "theory")
-    ),
+    *(f"fedbranch.core.{name}" for name in ("linkage", "geometry", "robust", "groups", "theory")),
     *(f"fedbranch.{name}" for name in ("data", "errors", "flower", "privacy", "sim")),
 ]
 

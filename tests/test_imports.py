@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedbranch"
 MAY_SEE = {
     "errors": set(),
     "types": set(),
+    "moved": set(),
     "core": {"core", "types"},
     "storage": {"errors", "storage", "types"},
     "population": {"population", "storage", "types"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fedbranch import moved
 from fedbranch.core import theory
 from fedbranch.core.blocked_linkage import hierarchy_of
 from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
@@ -28,6 +29,7 @@ from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
 from fedbranch.rules import AutoRule, Decision, Evidence, NeverSplit, Review, Rule, Thresholds
 from fedbranch.runs import Round, RunFolder
 from fedbranch.server.guard import Guard
+from fedbranch.server.options import ServerOptions
 from fedbranch.server.records import RoundRecord, Routing
 from fedbranch.server.replies.intake import Intake
 from fedbranch.server.server import Server
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from fedbranch.training.local_training import LocalTraining, adam, sgd
 
 __version__ = "0.1.0"
+
+moved.lead_to_new_paths()
 
 __all__ = [
     "AutoRule",
@@ -71,6 +75,7 @@ __all__ = [
     "Run",
     "RunFolder",
     "Server",
+    "ServerOptions",
     "Sketched",
     "Task",
     "Thresholds",

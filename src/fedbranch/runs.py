@@ -153,7 +153,13 @@ class RunFolder:
 
     @classmethod
     def open(
-        cls, path: str | Path, about: JSON, *, resume: bool, may_differ: Collection[str] = ()
+        cls,
+        path: str | Path,
+        about: JSON,
+        *,
+        resume: bool,
+        may_differ: Collection[str] = (),
+        may_be_missing: Collection[str] = (),
     ) -> RunFolder:
         """Start a run, or go on with one that describes the very same run, to write into it.
 
@@ -170,6 +176,8 @@ class RunFolder:
             Go on with the run in the folder if there is one.
         may_differ
             Names in ``about`` that do not have to be as they were.
+        may_be_missing
+            Names in ``about`` that are not compared where an older folder lacks them.
 
         Warns
         -----
@@ -191,7 +199,7 @@ class RunFolder:
         folder._take_lock()
         try:
             folder.clear_leftovers()
-            folder._insist_on(about, may_differ)
+            folder._insist_on(about, {*may_differ, *set(may_be_missing).difference(folder.about)})
             folder._settle_on_a_state()
         except BaseException:
             folder.close()

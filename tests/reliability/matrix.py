@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -133,7 +133,7 @@ def trained(
 
     def start(server: fb.Server) -> dict[str, int]:
         if not has_guard:
-            server.guard = None
+            server.options = replace(server.options, guard=None)
         return {}
 
     watched = Watched()

@@ -252,7 +252,7 @@ def test_who_was_set_aside_is_remembered_by_a_saved_server(tmp_path):
 
     again = Server.load(tmp_path)
 
-    assert again.guard == Guard(max_clusters=7)
+    assert again.options.guard == Guard(max_clusters=7)
     assert again.to_state()[0]["set_aside"] == [IDS[0]]
 
 

@@ -762,7 +762,7 @@ def test_numbers_of_other_libraries_can_be_saved(tmp_path):
 
     server.save(tmp_path)
 
-    assert Server.load(tmp_path).rule == rule
+    assert Server.load(tmp_path).options.rule == rule
 
 
 def test_a_routed_clients_metrics_are_in_the_record():
@@ -1031,7 +1031,7 @@ def test_newcomers_that_come_together_are_routed_as_alone_and_in_any_order():
         tree = server.tree
         tasks = server.plan(late)
         updates = {i: clients.update(i, tasks[i]) for i in order(late)}
-        guard = server.guard
+        guard = server.options.guard
         alone = {
             i: tree.descend(
                 0, update.vector, ignored_share=guard.ignored_share, num_best=guard.num_best

@@ -69,6 +69,8 @@ from fedbranch.core.projection import (
 )
 from fedbranch.core.robust import (
     RobustAggregate,
+    aggregate_from_state,
+    aggregate_to_state,
     median,
     multi_krum,
     trimmed_mean,
@@ -102,6 +104,8 @@ __all__ = [
     "Scaled",
     "Structure",
     "Variances",
+    "aggregate_from_state",
+    "aggregate_to_state",
     "are_edges_right",
     "bipartition",
     "bound_from_variances",

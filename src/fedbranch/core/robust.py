@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -20,9 +21,16 @@ from array_api_compat import array_namespace, device
 
 from fedbranch.core.geometry import norms, take_rows, to_numpy, weighted_mean
 from fedbranch.core.products import column_blocks
-from fedbranch.types import Array
+from fedbranch.types import JSON, Array
 
-__all__ = ["RobustAggregate", "median", "multi_krum", "trimmed_mean"]
+__all__ = [
+    "RobustAggregate",
+    "aggregate_from_state",
+    "aggregate_to_state",
+    "median",
+    "multi_krum",
+    "trimmed_mean",
+]
 
 RobustAggregate: TypeAlias = Callable[[Array, Array], Array]
 
@@ -67,15 +75,16 @@ def trimmed_mean(share: float) -> RobustAggregate:
     Parameters
     ----------
     share
-        Of the clients, in [0, 0.5): how many to leave out at either end, rounded down; of 9
-        clients a share of 0.1 leaves out none. Take at least the share that may be hostile.
+        Share of the clients to leave out at either end, in [0, 0.5), rounded down to whole
+        clients: of 9 clients a share of 0.1 leaves out none. Take at least the share of clients
+        that may be hostile.
 
     Returns
     -------
     callable
         Maps updates (num_clients, dim), finite, and weights (num_clients,) to the mean of every
-        coordinate over those left in, each counted with its weight. Of equal values those with
-        smaller weights count as smaller. The order of the clients changes no bit.
+        coordinate over the clients left in, each counted with its weight. Of equal values those
+        with smaller weights count as smaller. The order of the clients changes no bit.
 
     Examples
     --------
@@ -85,27 +94,10 @@ def trimmed_mean(share: float) -> RobustAggregate:
     """
     if not 0 <= share < 0.5:
         raise ValueError(
-            f"share is {share!r}; it must be at least 0 and below 0.5, or nobody would be left"
+            f"share is {share!r}; it must be at least 0 and below 0.5, or no client would be left"
         )
 
-    def aggregate(updates: Array, weights: Array) -> Array:
-        xp = _checked_namespace(updates, weights)
-        num_clients = int(updates.shape[0])
-        num_cut = math.floor(share * num_clients + 1e-9)  # 0.29 * 100 is below 29
-        kept = slice(num_cut, num_clients - num_cut)
-        wide = xp.astype(xp.asarray(weights, device=device(updates)), xp.float64)
-        by_weight = xp.argsort(wide)
-        wide = xp.take(wide, by_weight, axis=0)
-        blocks = []
-        for block in _blocks_at_hand(updates):
-            columns = xp.take(updates[:, block], by_weight, axis=0)
-            values = xp.astype(xp.sort(columns, axis=0)[kept], xp.float64)
-            shares = wide[xp.argsort(columns, axis=0, stable=True)[kept]]
-            blocks.append(xp.sum(values * shares, axis=0) / xp.sum(shares, axis=0))
-        mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
-        return mean
-
-    return aggregate
+    return _TrimmedMean(float(share))
 
 
 def multi_krum(num_attackers: int, num_kept: int | None = None) -> RobustAggregate:
@@ -117,22 +109,22 @@ def multi_krum(num_attackers: int, num_kept: int | None = None) -> RobustAggrega
     Parameters
     ----------
     num_attackers
-        f: how many hostile clients to withstand, in every cluster.
+        f: the number of hostile clients to withstand in every cluster.
     num_kept
-        How many updates to average; by default n - f. One makes it Krum.
+        The number of updates to average; by default n - f. With 1 it is Krum.
 
     Returns
     -------
     callable
         Maps updates (num_clients, dim), finite, and weights (num_clients,) to the weighted mean
-        of those kept. Of equal scores the shorter update is kept; the order of the clients
-        decides nothing.
+        of those kept. Of updates with equal scores the shorter one is kept; the order of the
+        clients decides nothing.
 
     Notes
     -----
-    The paper's promise needs n >= 2 f + 3. Clusters shrink when they split, so fewer clients are
-    no error: at least one neighbour counts, and at least one update is kept. Then attackers
-    can win.
+    The paper's guarantee needs n >= 2 f + 3. Clusters shrink when they split, so fewer clients
+    are no error: at least one neighbour counts, and at least one update is kept. Attackers can
+    win then.
 
     Distances are formed from inner products in float64: O(n**2 dim) time in matrix products,
     and exact to about 1e-15 of the squared lengths.
@@ -148,22 +140,93 @@ def multi_krum(num_attackers: int, num_kept: int | None = None) -> RobustAggrega
     if num_kept is not None and operator.index(num_kept) < 1:
         raise ValueError(f"num_kept is {num_kept}; it must be at least 1")
 
-    def aggregate(updates: Array, weights: Array) -> Array:
+    return _MultiKrum(num_attackers, num_kept)
+
+
+@dataclass(frozen=True)
+class _TrimmedMean:
+    share: float
+
+    def __call__(self, updates: Array, weights: Array) -> Array:
+        xp = _checked_namespace(updates, weights)
+        num_clients = int(updates.shape[0])
+        num_cut = math.floor(self.share * num_clients + 1e-9)  # 0.29 * 100 is below 29
+        kept = slice(num_cut, num_clients - num_cut)
+        wide = xp.astype(xp.asarray(weights, device=device(updates)), xp.float64)
+        by_weight = xp.argsort(wide)
+        wide = xp.take(wide, by_weight, axis=0)
+        blocks = []
+        for block in _blocks_at_hand(updates):
+            columns = xp.take(updates[:, block], by_weight, axis=0)
+            values = xp.astype(xp.sort(columns, axis=0)[kept], xp.float64)
+            shares = wide[xp.argsort(columns, axis=0, stable=True)[kept]]
+            blocks.append(xp.sum(values * shares, axis=0) / xp.sum(shares, axis=0))
+        mean: Array = xp.astype(xp.concat(blocks), updates.dtype)
+        return mean
+
+
+@dataclass(frozen=True)
+class _MultiKrum:
+    num_attackers: int
+    num_kept: int | None
+
+    def __call__(self, updates: Array, weights: Array) -> Array:
         _checked_namespace(updates, weights)
         num_clients = int(updates.shape[0])
-        wanted = num_clients - num_attackers if num_kept is None else num_kept
+        wanted = num_clients - self.num_attackers if self.num_kept is None else self.num_kept
         num_rows = min(max(1, wanted), num_clients)
         shares = to_numpy(weights)
-        rows = _nearest_rows(updates, shares, num_attackers, num_rows)
+        rows = _nearest_rows(updates, shares, self.num_attackers, num_rows)
         return weighted_mean(take_rows(updates, rows), shares[rows])
 
-    return aggregate
+
+def aggregate_to_state(aggregate: RobustAggregate) -> JSON:
+    """Describe an aggregate as JSON; one that is not fedbranch's is only named.
+
+    Examples
+    --------
+    >>> aggregate_to_state(trimmed_mean(0.1))
+    {'name': 'trimmed_mean', 'settings': {'share': 0.1}}
+    """
+    for name, plain in _PLAIN.items():
+        if aggregate is plain:
+            return {"name": name, "settings": {}}
+    if isinstance(aggregate, _TrimmedMean):
+        return {"name": "trimmed_mean", "settings": asdict(aggregate)}
+    if isinstance(aggregate, _MultiKrum):
+        return {"name": "multi_krum", "settings": asdict(aggregate)}
+    name = getattr(aggregate, "__qualname__", type(aggregate).__qualname__)
+    return {"name": str(name), "settings": None}
+
+
+def aggregate_from_state(state: JSON) -> RobustAggregate:
+    """Rebuild an aggregate that :func:`aggregate_to_state` described.
+
+    Raises
+    ------
+    ValueError
+        If it is not one of fedbranch's.
+    """
+    name, settings = state["name"], state["settings"]
+    if settings is None or name not in {**_PLAIN, **_MADE}:
+        raise ValueError(
+            f"the aggregate {name!r} is not part of fedbranch and was not saved; pass it when "
+            "loading: Server.load(folder, aggregate=...)"
+        )
+    return _MADE[name](**settings) if name in _MADE else _PLAIN[name]
+
+
+_PLAIN: dict[str, RobustAggregate] = {"weighted_mean": weighted_mean, "median": median}
+_MADE: dict[str, Callable[..., RobustAggregate]] = {
+    "trimmed_mean": trimmed_mean,
+    "multi_krum": multi_krum,
+}
 
 
 def _nearest_rows(
     updates: Array, weights: np.ndarray, num_attackers: int, num_rows: int
 ) -> list[int]:
-    """Give the rows with the smallest scores, ascending."""
+    """Return the rows with the smallest scores, ascending."""
     num_clients = int(updates.shape[0])
     if num_rows == num_clients:
         return list(range(num_clients))
@@ -180,7 +243,7 @@ def _nearest_rows(
     last = place(ordered[num_rows - 1])
     chosen = [row for row in ordered if place(row) < last]
     tied = [row for row in ordered if place(row) == last]
-    if len(chosen) + len(tied) > num_rows:  # by what they are, not by where they stand
+    if len(chosen) + len(tied) > num_rows:  # ties go by content, not by row
         tied.sort(key=lambda row: (to_numpy(updates[row]).tobytes(), float(weights[row])))
     return sorted([*chosen, *tied[: num_rows - len(chosen)]])
 

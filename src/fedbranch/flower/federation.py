@@ -374,7 +374,7 @@ class Federation:
             If its node failed, or gave none that make sense.
         """
         return reported_in(
-            reply, self.keys.weight, self.server.max_examples, self.layout.most_reply_bytes
+            reply, self.keys.weight, self.server.options.max_examples, self.layout.most_reply_bytes
         )
 
 

@@ -11,6 +11,7 @@ from flwr.app import MetricRecord
 from fedbranch.errors import DamagedFile
 from fedbranch.flower.arrays import Layout
 from fedbranch.runs import RunFolder
+from fedbranch.server.options import NOT_IN_OLDER_RUNS
 from fedbranch.storage.checkpoint import has_checkpoint, read_checkpoint, write_checkpoint
 from fedbranch.types import JSON
 
@@ -44,7 +45,13 @@ def open_run(path: Path, about: JSON, layout: Layout, *, resume: bool) -> tuple[
     DamagedFile
         If something that the run needs is missing or was changed.
     """
-    folder = RunFolder.open(path, about, resume=resume, may_differ={"rounds"})
+    folder = RunFolder.open(
+        path,
+        about,
+        resume=resume,
+        may_differ={"rounds"},
+        may_be_missing=NOT_IN_OLDER_RUNS,
+    )
     try:
         return folder, _initial(folder, layout, about)
     except Exception:

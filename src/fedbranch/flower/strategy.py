@@ -9,16 +9,15 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
+from typing import Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedbranch.core.geometry import weighted_mean
-from fedbranch.core.projection import Projection
 from fedbranch.errors import FederationStalled
 from fedbranch.flower.arrays import Layout
 from fedbranch.flower.exchange import exchange
@@ -29,15 +28,13 @@ from fedbranch.flower.result import ClusteredResult
 from fedbranch.flower.run_folder import metrics_from_json, metrics_to_json, open_run
 from fedbranch.flower.trials import Trials
 from fedbranch.protocol.plain_text import one_line
-from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
-from fedbranch.server.guard import DEFAULT_GUARD, Guard
+from fedbranch.server.options import OptionKeywords, ServerOptions, options_from
 from fedbranch.server.records import RoundRecord
-from fedbranch.server.server import Server, check_keeping
+from fedbranch.server.server import Server
 from fedbranch.training.client_sampling import draw_clients
 from fedbranch.training.seeds import stream_seed
-from fedbranch.tree import EdgeCache, cache_to_state
-from fedbranch.types import JSON, Aggregate
+from fedbranch.types import JSON
 
 __all__ = ["ClusteredStrategy"]
 
@@ -90,23 +87,11 @@ class ClusteredStrategy(Strategy):
         Map the replies' records, without arrays, and the weight's key to one record. By
         default the weighted mean of every metric. Called for all clients together and for
         each cluster.
-    rule
-        Decides when clusters split; by default :class:`fedbranch.AutoRule`, which needs no
-        thresholds. Clients are then also asked to evaluate models that it considers, unless
-        ``fraction_evaluate`` is 0.
-    aggregate
-        How the updates of a cluster become one, such as
-        :func:`fedbranch.core.robust.median`; by default their weighted mean.
-    guard
-        What is done against hostile clients; see :class:`fedbranch.Guard`. None: nothing.
-    cache
-        How the updates are kept that newcomers are compared with; see :class:`fedbranch.Server`.
-    sketch
-        Find clusters and route newcomers by sketches of so many numbers, for large federations;
-        see :class:`fedbranch.Server`.
-    keep_updates
-        False, with sketches: replies are folded into sums as they come, by a few threads, and
-        not kept; see :class:`fedbranch.Server` for what is given up for that.
+    options
+        How the server averages, compares, guards and keeps updates; see
+        :class:`fedbranch.ServerOptions`. Clients are also asked to evaluate models that the rule
+        considers, unless ``fraction_evaluate`` is 0. With ``keep_updates=False`` a few threads
+        add replies up as they come.
     loss_key
         Which metric of an evaluation is the loss; lower is better. By default the one that is
         called so, such as ``loss``, ``eval_loss`` or ``test-loss``.
@@ -124,6 +109,9 @@ class ClusteredStrategy(Strategy):
     resume
         Go on with the run in the folder, if there is one. Its initial model is the one that
         it began with.
+    **keywords
+        The fields of :class:`fedbranch.ServerOptions`, such as ``rule``, ``guard`` or ``sketch``,
+        in place of those of ``options``.
 
     Examples
     --------
@@ -147,18 +135,14 @@ class ClusteredStrategy(Strategy):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        rule: Rule | None = None,
-        aggregate: Aggregate = weighted_mean,
-        guard: Guard | None = DEFAULT_GUARD,
-        cache: EdgeCache | None = None,
-        sketch: int | Projection | None = None,
-        keep_updates: bool = True,
+        options: ServerOptions | None = None,
         loss_key: str | None = None,
         half_updates: bool = False,
         seed: int = 0,
         buffers: Collection[str] | None = None,
         checkpoint_dir: str | Path | None = None,
         resume: bool = False,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         self.fraction_train = fraction_train
         self.fraction_evaluate = fraction_evaluate
@@ -170,12 +154,7 @@ class ClusteredStrategy(Strategy):
         self.configrecord_key = configrecord_key
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_mean_of_metrics
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_mean_of_metrics
-        self.rule = AutoRule() if rule is None else rule
-        self.aggregate = aggregate
-        self.guard = guard
-        self.cache = cache
-        self.sketch = sketch
-        self.keep_updates = keep_updates
+        self.options = options_from(options, keywords)
         self.loss_key = loss_key
         self.half_updates = half_updates
         self.seed = seed
@@ -195,19 +174,18 @@ class ClusteredStrategy(Strategy):
             is_number = isinstance(value, Real)
             if not is_number or not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; it must be at least 0")
-        check_keeping(sketch, keep_updates=keep_updates, aggregate=aggregate)
         if resume and checkpoint_dir is None:
             raise ValueError("resume=True without a checkpoint_dir; say where the run is")
 
     def summary(self) -> None:
         """Log the settings."""
-        log.info("\t├──> Rule: %s", self.rule)
-        log.info("\t├──> Against hostile clients: %s", self.guard or "nothing")
-        if self.sketch is not None:
+        log.info("\t├──> Rule: %s", self.options.rule)
+        log.info("\t├──> Against hostile clients: %s", self.options.guard or "nothing")
+        if self.options.sketch is not None:
             log.info(
                 "\t├──> Updates: compared by sketches (%s), %s",
-                self.sketch,
-                "and kept until the round is decided" if self.keep_updates else "not kept",
+                self.options.sketch,
+                "and kept until the round is decided" if self.options.keep_updates else "not kept",
             )
         log.info(
             "\t├──> Sampling: train %.2f (at least %d), evaluate %.2f (at least %d), of at least "
@@ -341,12 +319,7 @@ class ClusteredStrategy(Strategy):
         server = Server(
             layout.num_params,
             num_buffers=layout.num_buffers,
-            rule=self.rule,
-            aggregate=self.aggregate,
-            guard=self.guard,
-            cache=self.cache,
-            sketch=self.sketch,
-            keep_updates=self.keep_updates,
+            options=self.options,
         )
         folder = None
         history: list[Round] = []
@@ -357,11 +330,7 @@ class ClusteredStrategy(Strategy):
                 "method": "cfl",
                 "rounds": num_rounds,
                 "seed": self.seed,
-                "rule": rule_to_state(self.rule),
-                "guard": None if self.guard is None else asdict(self.guard),
-                "cache": cache_to_state(server.tree.cache),
-                "sketch": None if server.projection is None else asdict(server.projection),
-                "keep_updates": server.keep_updates,
+                **server.options.describe(),
                 "model": layout.describe(),
                 "clients": [],  # nobody knows them before they come
             }
@@ -370,9 +339,9 @@ class ClusteredStrategy(Strategy):
                 if folder.has_state:
                     server = Server.load(
                         folder.path / "state",
-                        rule=self.rule,
-                        aggregate=self.aggregate,
-                        cache=self.cache,
+                        rule=self.options.rule,
+                        aggregate=self.options.aggregate,
+                        cache=self.options.cache,
                     )
                 folder.set_rounds(max(num_rounds, server.round), num_done=server.round)
                 folder.truncate_history(server.round)
@@ -488,7 +457,9 @@ class ClusteredStrategy(Strategy):
         asked = [*running.late, *running.asked]
         federation = running.federation
         receive = (
-            federation.receive_updates if running.server.keep_updates else federation.fold_updates
+            federation.receive_updates
+            if running.server.options.keep_updates
+            else federation.fold_updates
         )
         received, updates = receive(asked, replies)
         losses = running.trials.losses

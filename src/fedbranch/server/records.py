@@ -43,6 +43,14 @@ class RoundRecord:
         Client ids that were new in this round, or removed before it.
     cluster_sizes
         Leaf -> number of clients after the round.
+    children
+        Node -> ids of the leaves that it was split into, in the order of the decision's groups;
+        in round 1 also those of clusters that were given.
+    vanished
+        Ids of the nodes that are gone because a split was merged or undone.
+    moved
+        Client id -> the node at which it stands after the round: every client that stood
+        elsewhere before it, or that joined and does not stand at the root.
     metrics
         Client id -> what it reported. Not-finite values are None.
     """
@@ -54,6 +62,9 @@ class RoundRecord:
     joined: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     cluster_sizes: Mapping[int, int] = field(default_factory=dict)
+    children: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    vanished: tuple[int, ...] = ()
+    moved: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
@@ -86,6 +97,12 @@ class RoundRecord:
             joined=tuple(line["joined"]),
             left=tuple(line["left"]),
             cluster_sizes=_by_node(line["cluster_sizes"]),
+            children={
+                node_id: tuple(child_ids)
+                for node_id, child_ids in _by_node(line["children"]).items()
+            },
+            vanished=tuple(line["vanished"]),
+            moved=dict(line["moved"].items()),
             metrics=dict(line["metrics"].items()),
         )
 

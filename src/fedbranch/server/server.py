@@ -12,26 +12,24 @@ those parameters; while a rule asks to hold, they stand still and updates are co
 
 from __future__ import annotations
 
-import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 
-from fedbranch.core.geometry import to_numpy, weighted_mean
-from fedbranch.core.projection import SMALLEST_SIZE, Projection
+from fedbranch.core.geometry import to_numpy
 from fedbranch.errors import DamagedFile, InvalidUpdate
 from fedbranch.population import Presence
 from fedbranch.protocol.client_ids import checked_ids, shown_id, some_of
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
-from fedbranch.rules import AutoRule, Rule, rule_from_state, rule_to_state
+from fedbranch.rules import Rule
 from fedbranch.server.examine import examine, proposed_trials
-from fedbranch.server.guard import DEFAULT_GUARD, Guard
 from fedbranch.server.leaf import Case, Outcome, usual_lengths
+from fedbranch.server.options import OptionKeywords, ServerOptions, options_from
 from fedbranch.server.records import RoundRecord
 from fedbranch.server.replies.checks import Expected, check_losses
 from fedbranch.server.replies.intake import Intake, Situation
@@ -39,9 +37,9 @@ from fedbranch.server.reviews import Reviews, compared_models, merged_model
 from fedbranch.server.routing import descents
 from fedbranch.storage.checkpoint import Tensors, read_checkpoint, write_checkpoint
 from fedbranch.tree import Edge, EdgeCache, ParameterTree, read_only, restored_cache
-from fedbranch.types import JSON, Aggregate, Array, Weighting
+from fedbranch.types import JSON, Aggregate, Array
 
-__all__ = ["Server", "check_keeping"]
+__all__ = ["Server"]
 
 EXAMINATIONS_TO_FORGET = 6  # how many a split that did not pay counts for
 
@@ -56,37 +54,17 @@ class Server:
     ----------
     num_params
         Length of the parameter vector.
-    rule
-        Decides when clusters split; by default :class:`AutoRule`.
+    options
+        How it averages, compares, guards and keeps updates.
     num_buffers
         Length of the vector of values that are averaged but never compared.
-    weighting
-        ``"examples"``: clients count by their number of examples. ``"equal"``: all alike.
     compare
         ``"update"``: clusters are found from the updates. ``"signal"``: from the signal
         that every reply then must carry.
     num_signal
         Length of that signal, if it is not that of the parameters.
-    aggregate
-        Maps updates (num_clients, dim) and weights (num_clients,) to one vector (dim,).
-    max_examples
-        A reply that claims more examples is refused.
-    guard
-        What is done against hostile clients, by default :class:`Guard` with its limits; None:
-        nothing.
-    cache
-        How the tree keeps the updates that newcomers are compared with: by default
-        :class:`InMemory`; :class:`Sketched` or :class:`OnDisk` for large populations.
-    sketch
-        Find clusters and route newcomers by sketches of so many numbers instead
-        of whole updates or signals; or a :class:`fedbranch.core.projection.Projection` that makes
-        them, with a seed of your own. None: by whole ones.
-    keep_updates
-        False, with sketches: updates are added up as they come and not kept, so that memory is
-        that of the models, of the sketches, and of the batches that come in. Then the aggregate
-        is the weighted mean, nobody can be asked to measure how a split would pay, and the
-        guard's limits on lengths go by what was usual in the round before; who resembles nobody
-        is seen by sketches, when its update has been counted in that round's mean.
+    **keywords
+        The fields of :class:`ServerOptions`, in place of those of ``options``.
 
     Examples
     --------
@@ -109,61 +87,41 @@ class Server:
         self,
         num_params: int,
         *,
-        rule: Rule | None = None,
+        options: ServerOptions | None = None,
         num_buffers: int = 0,
-        weighting: Weighting = "examples",
         compare: Literal["update", "signal"] = "update",
         num_signal: int | None = None,
-        aggregate: Aggregate = weighted_mean,
-        max_examples: float = 1e9,
-        guard: Guard | None = DEFAULT_GUARD,
-        cache: EdgeCache | None = None,
-        sketch: int | Projection | None = None,
-        keep_updates: bool = True,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
-        for name, value, allowed in [
-            ("weighting", weighting, ("examples", "equal")),
-            ("compare", compare, ("update", "signal")),
-        ]:
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}; it must be one of {allowed}")
-        rule = AutoRule() if rule is None else rule
-        if isinstance(rule, type) or not callable(getattr(rule, "examine", None)):
-            raise TypeError(
-                f"rule is {rule!r}; pass an object that can examine a cluster, such as "
-                "Thresholds(eps_mean=..., eps_max=..., gamma_max=...)"
-            )
-        if not 0 < max_examples < math.inf:
-            raise ValueError(f"max_examples is {max_examples!r}; it must be positive and finite")
-        if guard is not None and not isinstance(guard, Guard):
-            raise TypeError(f"guard is {guard!r}; pass a Guard, or None for none")
+        if compare not in ("update", "signal"):
+            raise ValueError(f"compare is {compare!r}; it must be one of ('update', 'signal')")
+        options = options_from(options, keywords)
         if num_signal is not None and (compare != "signal" or operator.index(num_signal) < 1):
             raise ValueError(
                 f"num_signal is {num_signal} with compare={compare!r}; it must be at least 1, and "
                 "is for compare='signal' only"
             )
-        self.tree = ParameterTree(num_params, num_buffers, cache=cache)
-        self.rule = rule
-        self.weighting = weighting
+        self.tree = ParameterTree(num_params, num_buffers, cache=options.cache)
         self.compare = compare
         self.num_signal = num_signal  # None: as many as parameters
-        self.aggregate = aggregate
-        self.max_examples = float(max_examples)
-        self.guard = guard
-        check_keeping(sketch, keep_updates=keep_updates, aggregate=aggregate)
-        self.projection = _projection_of(sketch, self._expected.num_compared)
-        self.keep_updates = keep_updates
+        self.options = options
+        self.projection = options.projection_for(self._expected.num_compared)
+        self.options = replace(options, sketch=self.projection)
         self.round = 0  # completed rounds
         self._asked: dict[str, str] = {}  # client id -> base of its task in this round
         self._on_trial: dict[str, tuple[int, int, list[int]]] = {}  # client id -> node, number
         # of trials, and the leaves that they compare
         self._cases: dict[int, Case] = {}  # leaf -> what was collected there
         self._archive: dict[int, Case] = {}  # inner node -> what it remembers, if it is merged
-        self._reviews = Reviews(rule)
+        self._reviews = Reviews(options.rule)
         self._presence = Presence(self.tree.positions)
         self._set_aside: set[str] = set()  # clients whose last reply the guard set aside
         self._joined: list[str] = []
         self._left: list[str] = []
+        # What happened to the tree since the last record.
+        self._moved: dict[str, int] = {}
+        self._children: dict[int, tuple[int, ...]] = {}
+        self._vanished: list[int] = []
 
     @property
     def clusters(self) -> dict[int, list[str]]:
@@ -262,13 +220,13 @@ class Server:
         trials: dict[str, tuple[Trial, ...]] = {}
         for node_id, case in sorted(self._cases.items()):
             asked = case.lacking(ids & case.replies.keys())
-            if asked and self.keep_updates:
+            if asked and self.options.keep_updates:
                 proposed = proposed_trials(
                     self.tree[node_id],
                     case,
-                    aggregate=self.aggregate,
-                    weighting=self.weighting,
-                    guard=self.guard,
+                    aggregate=self.options.aggregate,
+                    weighting=self.options.weighting,
+                    guard=self.options.guard,
                 )
                 trials |= {i: proposed[i] for i in sorted(asked)}
                 self._on_trial |= {i: (node_id, len(proposed[i]), []) for i in asked}
@@ -307,10 +265,10 @@ class Server:
                 asked=self._asked,
                 cases=self._cases,
                 set_aside=self._set_aside,
-                guard=self.guard,
-                weighting=self.weighting,
+                guard=self.options.guard,
+                weighting=self.options.weighting,
                 projection=self.projection,
-                keeps_updates=self.keep_updates,
+                keeps_updates=self.options.keep_updates,
             )
         )
 
@@ -348,7 +306,9 @@ class Server:
         this_round = self.round + 1
         gone = intake.gone()
         replies = {i: reply for i, reply in intake.replies.items() if i not in gone}
-        at_leaves, routed, unroutable = descents(self.tree, replies, self.guard, self._set_aside)
+        at_leaves, routed, unroutable = descents(
+            self.tree, replies, self.options.guard, self._set_aside
+        )
         refused = gone | unroutable
         cases = {node_id: case.copy() for node_id, case in self._cases.items()}
         leaf_ids = self.tree.positions.of_all(list(at_leaves))
@@ -376,14 +336,14 @@ class Server:
             outcome = examine(
                 self.tree[node_id],
                 case,
-                rule=self.rule,
-                aggregate=self.aggregate,
-                weighting=self.weighting,
+                rule=self.options.rule,
+                aggregate=self.options.aggregate,
+                weighting=self.options.weighting,
                 round=this_round,
                 num_members=self.tree.num_members(node_id) - absent[node_id] + arrivals[node_id],
                 num_new=answers[node_id],
-                guard=self.guard,
-                most_groups=self._most_clusters - num_leaves + 1,
+                guard=self.options.guard,
+                most_groups=self.options.most_clusters - num_leaves + 1,
                 projection=self.projection,
             )
             outcomes.append(outcome)
@@ -399,8 +359,7 @@ class Server:
         self.round = this_round
         self._cases = cases
         self._set_aside = still_aside
-        for move in routed:  # trains, or goes on down, from the next round on
-            self.tree.place(move.client_id, move.to_node)
+        self.place({move.client_id: move.to_node for move in routed})  # from the next round on
         for outcome in outcomes:
             self._carry_out(outcome, edges)
         for decision in reviews:
@@ -409,8 +368,7 @@ class Server:
             if decision.verdict == "merge":
                 self.merge_split(decision.node_id)
             self._forget_replies(list(decision.moves))
-            for client_id, leaf_id in decision.moves.items():
-                self.tree.place(client_id, leaf_id)
+            self.place(decision.moves)
         record = RoundRecord(
             round=self.round,
             decisions=(*(outcome.decision for outcome in outcomes), *reviews),
@@ -419,9 +377,13 @@ class Server:
             joined=tuple(sorted(self._joined)),
             left=tuple(sorted(self._left)),
             cluster_sizes={leaf.id: self.tree.num_members(leaf.id) for leaf in self.tree.leaves},
+            children=dict(self._children),
+            vanished=tuple(sorted(self._vanished)),
+            moved=dict(sorted(self._moved.items())),
             metrics={i: reply.metrics for i, reply in replies.items() if i not in refused},
         )
         self._asked, self._on_trial, self._joined, self._left = {}, {}, [], []
+        self._moved, self._children, self._vanished = {}, {}, []
         return record
 
     def _absent(self, cases: Mapping[int, Case], aside: Iterable[str]) -> Counter[int]:
@@ -445,7 +407,7 @@ class Server:
             num_params=self.tree.num_params,
             num_buffers=self.tree.num_buffers,
             compares_signal=self.compare == "signal",
-            max_examples=self.max_examples,
+            max_examples=self.options.max_examples,
             num_signal=self.num_signal,
         )
 
@@ -455,21 +417,20 @@ class Server:
 
     def _guarded(self, cases: Mapping[int, Case]) -> dict[str, str]:
         """Take the replies out of the cases that the guard sets aside: client id -> why."""
-        if self.guard is None:
+        if self.options.guard is None:
             return {}
         found: dict[str, str] = {}
         for case in cases.values():
             # Who is too long of those that are not kept, has been found already.
-            find = self.guard.set_aside if self.keep_updates else self.guard.strangers
+            find = (
+                self.options.guard.set_aside
+                if self.options.keep_updates
+                else self.options.guard.strangers
+            )
             for client_id, reason in find(case.replies, self._set_aside).items():
                 case.forget(client_id)
                 found[client_id] = reason
         return found
-
-    @property
-    def _most_clusters(self) -> float:
-        most = None if self.guard is None else self.guard.max_clusters
-        return math.inf if most is None else most
 
     def _edges_of(
         self, outcomes: Sequence[Outcome], cases: Mapping[int, Case]
@@ -502,6 +463,9 @@ class Server:
             # The mean is not added: the node keeps the very parameters at which the updates
             # on its edges were computed, and the children start from there.
             child_ids = self.tree.split(node_id, edges[node_id], in_round=self.round)
+            self._children[node_id] = child_ids
+            for child_id, group in zip(child_ids, decision.groups, strict=True):
+                self._moved |= dict.fromkeys(group, child_id)
             del self._cases[node_id]
             # What was usual for all is so for each cluster, until it has trained by itself.
             usual = usual_lengths(case.replies.values()) or case.usual
@@ -577,6 +541,15 @@ class Server:
         in_order = sorted(client_ids)  # so that the order in which they are named changes nothing
         self.tree.positions.place_all(in_order, node_id)
         self._joined += in_order
+        if node_id != self.tree.root.id:
+            self._moved |= dict.fromkeys(in_order, node_id)
+
+    def place(self, places: Mapping[str, int]) -> None:
+        """Put clients at nodes, from wherever they stood: client id -> node."""
+        for client_id, node_id in places.items():
+            if self.tree.position(client_id) != self.tree[node_id].id:
+                self.tree.place(client_id, node_id)
+                self._moved[client_id] = node_id
 
     def mark_present(self, client_ids: Iterable[str]) -> None:
         """Say which of the known clients are there, whether or not they will be asked.
@@ -594,6 +567,8 @@ class Server:
         self.tree.positions.remove(ids)
         self._set_aside.difference_update(ids)
         self._left += ids
+        for client_id in ids:
+            self._moved.pop(client_id, None)
 
     def reroute(self, client_ids: Iterable[str]) -> None:
         """Send clients back to the root, to find their cluster anew."""
@@ -602,8 +577,7 @@ class Server:
             raise ValueError("the clusters were given, not found; nobody can be routed to them")
         ids = self._known(client_ids)
         self._forget_replies(ids)
-        for client_id in ids:
-            self.tree.place(client_id, self.tree.root.id)
+        self.place(dict.fromkeys(ids, root.id))
 
     def _known(self, client_ids: Iterable[str]) -> list[str]:
         ids = checked_ids(client_ids)
@@ -626,6 +600,8 @@ class Server:
     def undo_split(self, node_id: int) -> None:
         """Make a split cluster one again, at the parameters it had when it was split."""
         below = [node.id for node in self.tree.subtree(node_id)]
+        self._moved |= dict.fromkeys(self.tree.positions.members(below[1:]), node_id)
+        self._vanished += below[1:]
         self.tree.undo_split(node_id)
         self._on_trial = {i: asked for i, asked in self._on_trial.items() if asked[0] not in below}
         if node_id in self._archive:
@@ -690,6 +666,9 @@ class Server:
             leaf_ids = self.tree.split(
                 self.tree.root.id, [dict.fromkeys(client_ids) for client_ids in named.values()]
             )
+            self._children[self.tree.root.id] = leaf_ids
+            for leaf_id, client_ids in zip(leaf_ids, named.values(), strict=True):
+                self._moved |= dict.fromkeys(client_ids, leaf_id)
         leaves = dict(zip(named, leaf_ids, strict=True))
         for name, start in starts.items():
             node = self.tree[leaves[name]]
@@ -701,7 +680,7 @@ class Server:
     def save(self, folder: str | Path) -> None:
         """Write the whole state to a folder, replacing what was saved there.
 
-        The aggregate function, and a rule that is not one of fedbranch's, are not saved.
+        A rule or an aggregate that is not one of fedbranch's is only named in it.
         """
         write_checkpoint(Path(folder), "server", *self.to_state())
 
@@ -711,7 +690,7 @@ class Server:
         folder: str | Path,
         *,
         rule: Rule | None = None,
-        aggregate: Aggregate = weighted_mean,
+        aggregate: Aggregate | None = None,
         cache: EdgeCache | None = None,
     ) -> Server:
         """Read a server that :meth:`save` wrote.
@@ -741,14 +720,9 @@ class Server:
             files |= held
         archive = {str(node_id): case.to_state()[0] for node_id, case in self._archive.items()}
         state: JSON = {
-            "rule": rule_to_state(self.rule),
-            "weighting": self.weighting,
+            **self.options.to_state(),
             "compare": self.compare,
             "num_signal": self.num_signal,
-            "max_examples": self.max_examples,
-            "guard": None if self.guard is None else asdict(self.guard),
-            "projection": None if self.projection is None else asdict(self.projection),
-            "keep_updates": self.keep_updates,
             "set_aside": sorted(self._set_aside),
             "round": self.round,
             "asked": self._asked,
@@ -759,6 +733,9 @@ class Server:
             "is_presence_known": is_presence_known,
             "joined": self._joined,
             "left": self._left,
+            "moved": self._moved,
+            "children": {str(node_id): list(ids) for node_id, ids in self._children.items()},
+            "vanished": self._vanished,
             "tree": tree_state,
         }
         return state, files
@@ -770,7 +747,7 @@ class Server:
         files: Mapping[str, Tensors],
         *,
         rule: Rule | None = None,
-        aggregate: Aggregate = weighted_mean,
+        aggregate: Aggregate | None = None,
         cache: EdgeCache | None = None,
     ) -> Server:
         """Rebuild a server from what :meth:`to_state` gave."""
@@ -778,16 +755,12 @@ class Server:
             tree = ParameterTree.from_state(state["tree"], files, cache=cache)
             server = cls(
                 tree.num_params,
+                options=ServerOptions.from_state(
+                    state, rule=rule, aggregate=aggregate, cache=tree.cache
+                ),
                 num_buffers=tree.num_buffers,
-                rule=rule if rule is not None else rule_from_state(state["rule"]),
-                weighting=state["weighting"],
                 compare=state["compare"],
                 num_signal=state.get("num_signal"),  # not in states of older versions
-                aggregate=aggregate,
-                max_examples=state["max_examples"],
-                guard=None if state["guard"] is None else Guard(**state["guard"]),
-                sketch=None if not state["projection"] else Projection(**state["projection"]),
-                keep_updates=state["keep_updates"],
             )
             num_compared = server._expected.num_compared
             if server.projection is not None:
@@ -804,6 +777,10 @@ class Server:
             )
             server._set_aside = set(state["set_aside"])
             server._joined, server._left = list(state["joined"]), list(state["left"])
+            # Not in states of older versions.
+            server._moved = dict(state.get("moved", {}))
+            server._children = {int(i): tuple(c) for i, c in state.get("children", {}).items()}
+            server._vanished = list(state.get("vanished", []))
             server._on_trial = {i: (a, b, list(c)) for i, (a, b, c) in state["on_trial"].items()}
             server._archive = {
                 int(node_id): Case.from_state(case, {})
@@ -815,45 +792,3 @@ class Server:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DamagedFile(f"the saved server contradicts itself: {error!r}") from error
         return server
-
-
-def check_keeping(
-    sketch: int | Projection | None, *, keep_updates: bool, aggregate: Aggregate
-) -> None:
-    """Raise TypeError or ValueError unless a server can keep updates, or sketches, like that."""
-    if sketch is not None and not isinstance(sketch, Projection):
-        try:
-            size = operator.index(sketch)
-        except TypeError:
-            raise TypeError(
-                f"sketch is {sketch!r}; give the size of sketches as a whole number, such as 1024"
-            ) from None
-        if size < SMALLEST_SIZE:
-            raise ValueError(f"sketch is {sketch}; sketches have at least {SMALLEST_SIZE} numbers")
-    if not isinstance(keep_updates, bool):
-        raise TypeError(f"keep_updates is {keep_updates!r}; it must be True or False")
-    if not keep_updates and sketch is None:
-        raise ValueError(
-            "keep_updates is False without sketches; clusters are then found by nothing: give "
-            "the size of a sketch as well, such as sketch=1024"
-        )
-    if not keep_updates and aggregate is not weighted_mean:
-        raise ValueError(
-            f"aggregate is {aggregate!r} and keep_updates False; updates that are added up as "
-            "they come have no other aggregate than weighted_mean"
-        )
-
-
-def _projection_of(sketch: int | Projection | None, num_compared: int) -> Projection | None:
-    if sketch is None:
-        return None
-    projection = sketch
-    if not isinstance(projection, Projection):
-        # More numbers than there are would make nothing more exact.
-        size = max(SMALLEST_SIZE, min(projection, num_compared))
-        projection = Projection(dim=num_compared, size=size)
-    if projection.dim != num_compared:
-        raise ValueError(
-            f"sketch is for vectors of {projection.dim} numbers; what is compared has {num_compared}"
-        )
-    return projection

@@ -32,7 +32,7 @@ def fedavg(
     model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]
 ) -> Run:
     """Run plain federated averaging: one model for all."""
-    return simulate(model, clients, rule=NeverSplit(), method="fedavg", **_unguarded(settings))
+    return simulate(model, clients, method="fedavg", **_as_baseline(settings))
 
 
 def local(model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]) -> Run:
@@ -66,9 +66,7 @@ def _in_given_clusters(
         leaves = server.partition({name: [] for name in sorted(set(cluster_of.values()))})
         return {client_id: leaves[name] for client_id, name in cluster_of.items()}
 
-    return simulate(
-        model, clients, rule=NeverSplit(), method=method, start=start, **_unguarded(settings)
-    )
+    return simulate(model, clients, method=method, start=start, **_as_baseline(settings))
 
 
 def ifca(
@@ -131,22 +129,26 @@ def ifca(
             for client_id, loss in population.training_losses(leaf, client_ids).items():
                 # A model that has diverged is nobody's choice.
                 losses[client_id][leaf.id] = loss if math.isfinite(loss) else math.inf
-        for client_id, by_leaf in losses.items():
-            server.tree.place(client_id, min(by_leaf, key=by_leaf.__getitem__))
+        server.place({i: min(by_leaf, key=by_leaf.__getitem__) for i, by_leaf in losses.items()})
 
     return simulate(
         model,
         clients,
-        rule=NeverSplit(),
         method="ifca",
         start=start,
         before_round=choose,
-        **_unguarded(settings),
+        **_as_baseline(settings),
     )
 
 
-def _unguarded(settings: Settings) -> Settings:
-    return {"guard": None, **settings}
+def _as_baseline(settings: Settings) -> Settings:
+    """Make clusters stay as the method says, without a guard unless one was asked for."""
+    if "rule" in settings:
+        raise TypeError(
+            f"rule is {settings['rule']!r}; a baseline has given clusters and no rule, leave it out"
+        )
+    guard: Settings = {} if settings.get("options") is not None else {"guard": None}
+    return {**guard, **settings, "rule": NeverSplit()}
 
 
 def _fresh_weights(model: nn.Module, seed: int) -> nn.Module:

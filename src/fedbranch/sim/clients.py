@@ -19,8 +19,7 @@ from fedbranch.core.geometry import to_numpy
 from fedbranch.data import ClientData, PartName
 from fedbranch.errors import ClientFailed
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
-from fedbranch.rules import Rule
-from fedbranch.server.guard import DEFAULT_GUARD, Guard
+from fedbranch.server.options import ServerOptions
 from fedbranch.server.server import Server
 from fedbranch.sim.engines.choice import Engine, EngineName, start_engine
 from fedbranch.sim.engines.reference import Reference
@@ -31,8 +30,8 @@ from fedbranch.training.half_split import Halves, half_rows, halves_seed
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.seeds import stream_seed
-from fedbranch.tree import EdgeCache, Node, ParameterTree
-from fedbranch.types import JSON, Aggregate, Vector, Weighting
+from fedbranch.tree import Node, ParameterTree
+from fedbranch.types import JSON, Vector
 
 if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
     from fedbranch.privacy import Privacy
@@ -126,15 +125,7 @@ class Population:
                 self._going[client.leaves].append(client_id)
         self._present: list[str] | None = None  # as of the round gathered last
 
-    def server_for(
-        self,
-        rule: Rule,
-        *,
-        weighting: Weighting,
-        aggregate: Aggregate,
-        guard: Guard | None = DEFAULT_GUARD,
-        cache: EdgeCache | None = None,
-    ) -> Server:
+    def server_for(self, options: ServerOptions) -> Server:
         """Make a server that fits what these clients send."""
         hiding = self._hiding
         num_signal = None if hiding is None else hiding.num_signal
@@ -142,13 +133,9 @@ class Population:
         return Server(
             self.initial.params.numel() if hiding is None else hiding.num_params,
             num_buffers=self.initial.buffers.numel() if hiding is None else hiding.num_buffers,
-            rule=rule,
-            weighting=weighting,
+            options=options,
             compare="signal" if by_signal else "update",
             num_signal=num_signal,
-            aggregate=aggregate,
-            guard=guard,
-            cache=cache,
         )
 
     def _at_hidden_models(self, engine: Engine) -> Engine:

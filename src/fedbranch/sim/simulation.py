@@ -6,18 +6,21 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from torch import nn
 
-from fedbranch.core.geometry import weighted_mean
 from fedbranch.data import ClientData
-from fedbranch.rules import AutoRule, Rule, rule_to_state
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
-from fedbranch.server.guard import DEFAULT_GUARD, Guard
+from fedbranch.server.options import (
+    NOT_IN_OLDER_RUNS,
+    OptionKeywords,
+    ServerOptions,
+    options_from,
+)
 from fedbranch.server.server import Server
 from fedbranch.sim.clients import BeforeSend, Population, only_finite
 from fedbranch.sim.engines.choice import EngineChoice, EngineName
@@ -25,8 +28,8 @@ from fedbranch.sim.ensemble import Ensemble
 from fedbranch.sim.release_counts import Releases
 from fedbranch.training.client import evaluate
 from fedbranch.training.local_training import LocalTraining
-from fedbranch.tree import EdgeCache, ParameterTree, cache_to_state
-from fedbranch.types import JSON, Aggregate, Weighting
+from fedbranch.tree import ParameterTree
+from fedbranch.types import JSON
 
 if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
     from fedbranch.privacy import Privacy
@@ -36,17 +39,14 @@ __all__ = ["Run", "Settings", "simulate"]
 log = logging.getLogger("fedbranch")
 
 
-class Settings(TypedDict, total=False):
+class Settings(OptionKeywords, total=False):
     """The keywords of :func:`simulate` that all methods share."""
 
+    options: ServerOptions | None
     rounds: int
     training: LocalTraining | None
     seed: int
     participation: float
-    weighting: Weighting
-    aggregate: Aggregate
-    guard: Guard | None
-    cache: EdgeCache | None
     evaluate_every: int
     checkpoint_every: int
     folder: str | Path | None
@@ -239,15 +239,11 @@ def simulate(
     model: nn.Module,
     clients: Mapping[str, ClientData],
     *,
-    rule: Rule | None = None,
+    options: ServerOptions | None = None,
     rounds: int,
     training: LocalTraining | None = None,
     seed: int = 0,
     participation: float = 1.0,
-    weighting: Weighting = "examples",
-    aggregate: Aggregate = weighted_mean,
-    guard: Guard | None = DEFAULT_GUARD,
-    cache: EdgeCache | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
     folder: str | Path | None = None,
@@ -262,6 +258,7 @@ def simulate(
     method: str = "cfl",
     start: Callable[[Server], Mapping[str, int]] | None = None,
     before_round: Callable[[Server, Population, list[str]], None] | None = None,
+    **keywords: Unpack[OptionKeywords],
 ) -> Run:
     """Run clustered federated learning over clients on this machine.
 
@@ -271,8 +268,9 @@ def simulate(
         Any module; its present parameters are the initial model. It is not changed.
     clients
         Client id -> data.
-    rule
-        Decides when clusters split; by default :class:`fedbranch.AutoRule`.
+    options
+        How the server averages, compares, guards and keeps updates; see
+        :class:`fedbranch.ServerOptions`.
     rounds
         How many.
     training
@@ -281,14 +279,6 @@ def simulate(
         All randomness follows from it, the round and the client.
     participation
         The share of the clients present that is asked in a round, in (0, 1].
-    weighting, aggregate
-        How updates are averaged; see :class:`fedbranch.Server`.
-    guard
-        What the server does against hostile clients; see :class:`fedbranch.Guard`. None:
-        nothing, which is what the baselines do unless they are told otherwise.
-    cache
-        How the server keeps the updates that newcomers are compared with; see
-        :class:`fedbranch.Server`.
     evaluate_every
         Evaluate every client on its held-out data after each so many rounds and at the end.
     checkpoint_every
@@ -331,6 +321,9 @@ def simulate(
         for clients at which node they stand when they join, if not at the root.
     before_round
         Called with the server, the clients, and the ids of those about to be asked.
+    **keywords
+        The fields of :class:`fedbranch.ServerOptions`, such as ``rule``, ``guard`` or ``sketch``,
+        in place of those of ``options``.
 
     Returns
     -------
@@ -346,7 +339,7 @@ def simulate(
     ``signal.signal(signal.SIGTERM, signal.default_int_handler)``.
     """
     _check_settings(rounds, participation, evaluate_every, checkpoint_every)
-    rule = AutoRule() if rule is None else rule
+    options = options_from(options, keywords)
     training = training if training is not None else LocalTraining(epochs=3)
     population = Population(
         model,
@@ -363,9 +356,7 @@ def simulate(
     with ExitStack() as at_the_end:
         at_the_end.enter_context(_saying_how_to_go_on(folder))
         at_the_end.callback(population.close)
-        server = population.server_for(
-            rule, weighting=weighting, aggregate=aggregate, guard=guard, cache=cache
-        )
+        server = population.server_for(options)
         home = start(server) if start is not None else {}
         run_folder: RunFolder | None = None
         rounds_so_far: list[Round] = []  # without a folder
@@ -375,11 +366,8 @@ def simulate(
                 "method": method,
                 "rounds": rounds,
                 "participation": participation,
-                "weighting": weighting,
                 "evaluate_every": evaluate_every,
-                "rule": rule_to_state(rule),
-                "guard": None if guard is None else asdict(guard),
-                "cache": cache_to_state(server.tree.cache),
+                **server.options.describe(),
                 "engine": population.engine_choice.name,
                 "engine_reason": population.engine_choice.reason,
                 "about": about,
@@ -387,12 +375,19 @@ def simulate(
             }
             # That the engine was chosen before is another reason.
             run_folder = RunFolder.open(
-                folder, description, resume=resume, may_differ={"engine_reason"}
+                folder,
+                description,
+                resume=resume,
+                may_differ={"engine_reason"},
+                may_be_missing=NOT_IN_OLDER_RUNS,
             )
             at_the_end.callback(run_folder.close)
             if run_folder.has_state:
                 server = Server.load(
-                    run_folder.path / "state", rule=rule, aggregate=aggregate, cache=cache
+                    run_folder.path / "state",
+                    rule=options.rule,
+                    aggregate=options.aggregate,
+                    cache=options.cache,
                 )
             run_folder.truncate_history(server.round)
             if privacy is not None and privacy.noise is not None:

@@ -403,19 +403,19 @@ def quoting_secret(context):
     [
         (
             {"answer": quoting_app},
-            "the client app raised ValueError in test_private.py, line {} (quoting_app)",
+            "the client app raised ValueError in test_mod.py, line {} (quoting_app)",
         ),
         (
             {"answer": quoting_app_of_fedbranch},
-            "the client app raised ClientFailed in test_private.py, line {} (quoting_app_of",
+            "the client app raised ClientFailed in test_mod.py, line {} (quoting_app_of",
         ),
         (
             {"make_initial": quoting_initial},
-            "the function that gives the initial model raised ValueError in test_private.py",
+            "the function that gives the initial model raised ValueError in test_mod.py",
         ),
         (
             {"secret": quoting_secret},
-            "the function that gives the secret raised ValueError in test_private.py",
+            "the function that gives the secret raised ValueError in test_mod.py",
         ),
     ],
     ids=["app", "app of fedbranch", "initial", "secret"],

@@ -14,9 +14,8 @@ from fedbranch.report.facts import facts
 from fedbranch.report.facts.facts import read_facts
 from fedbranch.runs import Round, RunFolder
 from fedbranch.server.records import RoundRecord
-from tests.flower.federations import make_grid, start
-
 from report.folders import about, decision, played, split_run
+from tests.flower.federations import make_grid, start
 
 
 def only_run(folder):

@@ -14,7 +14,6 @@ from fedbranch.report.facts.facts import read_facts
 from fedbranch.report.facts.series import quantile, thinned
 from fedbranch.report.facts.similarities import dendrogram_order, folded
 from fedbranch.runs import RunFolder
-
 from report.folders import about, played, split_run
 
 

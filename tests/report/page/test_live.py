@@ -205,7 +205,7 @@ def test_a_port_that_cannot_be_is_refused(run):
 WATCH = """
 import sys
 from pathlib import Path
-from fedbranch.report.live import watch
+from fedbranch.report.page.live import watch
 watch(Path(sys.argv[1]), port=0, opens_browser=False, on_ready=lambda a: print(a, flush=True))
 print("stopped", flush=True)
 """

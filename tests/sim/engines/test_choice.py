@@ -9,8 +9,8 @@ import fedbranch as fb
 from fedbranch.sim import Normalised
 from fedbranch.sim.engines.choice import preferred
 from fedbranch.sim.engines.stacked.layout import pooled_first
-from sim.test_simulation import RULE, TRAINING, folder_bytes, make_clients, make_model, simulate
 from sim.engines.stacked.test_engine import seeded
+from sim.test_simulation import RULE, TRAINING, folder_bytes, make_clients, make_model, simulate
 
 
 @pytest.mark.parametrize(
