@@ -437,12 +437,22 @@ class ParameterTree:
             )
             tree._next_id = state["next_id"]
             tree.positions = Positions.from_state(state["clients"], files, tree._nodes)
-            check_nodes(
-                tree._nodes,
-                next_id=tree._next_id,
-                num_params=tree.num_params,
-                num_buffers=tree.num_buffers,
-            )
+            tree.check()
         except (KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
             raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error
         return tree
+
+    def check(self) -> None:
+        """Raise an error unless the nodes form one tree of equally long vectors.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If they do not.
+        """
+        check_nodes(
+            self._nodes,
+            next_id=self._next_id,
+            num_params=self.num_params,
+            num_buffers=self.num_buffers,
+        )
