@@ -22,7 +22,7 @@ def test_no_round_save_or_load_lists_the_members_of_a_cluster(tmp_path, monkeypa
         patch.setattr(Registry, "ids", listed)
         for number in range(3):
             asked = ids_of(20_000)[number::80]
-            assert server.awaited_among(asked) == []
+            assert server.awaited(asked) == []
             play(server, asked, number)
             server.save(tmp_path)
         server = Server.load(tmp_path)
@@ -39,12 +39,12 @@ def test_awaited_among_some_are_those_of_all_awaited():
     server.tree.positions.place_all(ids[50:], 0)
     play(server, ids[:20])
 
-    assert server.awaited == ids[20:]
-    assert server.awaited_among([*ids[10:30], "stranger"]) == ids[20:30]
+    assert server.awaited() == ids[20:]
+    assert server.awaited([*ids[10:30], "stranger"]) == ids[20:30]
     for number in range(12):
         play(server, ids[15:40], number)
-    assert server.awaited == server.awaited_among(ids)
-    assert not set(server.awaited) & set(ids[40:])  # they are away
+    assert server.awaited() == server.awaited(ids)
+    assert not set(server.awaited()) & set(ids[40:])  # they are away
 
 
 def test_a_save_writes_what_changed_and_not_all_known_clients(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import warnings
@@ -15,11 +14,19 @@ from typing import Annotated, TextIO, cast, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 import fedbranch
 from fedbranch.cli.experiment import Experiment, preset_names
 from fedbranch.cli.signals import Stopped, stoppable
+from fedbranch.cli.studies import make_importable
 from fedbranch.data import sources
 from fedbranch.errors import CannotWrite, FedbranchError, InvalidExperiment, UsingPreviousState
 from fedbranch.report.facts.facts import read_facts
@@ -258,7 +265,7 @@ def data(
     data_dir: DataDir = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Fetch or check a data set and say where it is; without a name, list what is there."""
+    """Fetch what is missing of a data set and check it; without a name, list all sets."""
     if name is None:
         holdings = [sources.look(known, data_dir) for known in sources.NAMES]
         if as_json:
@@ -267,19 +274,44 @@ def data(
             print_holdings(holdings, Console())
         return
     try:
-        missing = sources.look(name, data_dir).missing
+        sources.look(name, data_dir)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
-    if missing and sys.stderr.isatty():
-        print(f"fedbranch: fetching {name}", file=sys.stderr)
-    elif missing:  # what fetches it has progress bars of its own
-        for library in ("HF_DATASETS", "HF_HUB"):
-            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
-    holding = sources.fetch(name, data_dir)
+    try:
+        with stoppable(), _download_progress() as on_progress:
+            holding = sources.fetch(name, data_dir, on_progress=on_progress)
+    except Stopped as stopped:
+        print(
+            f"fedbranch: {stopped.how}; complete files were kept, and the same command fetches "
+            "the others",
+            file=sys.stderr,
+        )
+        raise typer.Exit(128 + stopped.signal_number) from None
     if as_json:
         print(json.dumps(holding.to_json(), indent=2))
     else:
         print_holding(holding, Console())
+
+
+@contextmanager
+def _download_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each file that is downloaded: on a terminal only."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_progress(file_name: str, num_bytes: int, total: int) -> None:
+            if file_name not in tasks:
+                tasks[file_name] = progress.add_task(file_name, total=None)
+            progress.update(tasks[file_name], completed=num_bytes, total=total or None)
+
+        yield on_progress
 
 
 @app.command()
@@ -291,37 +323,15 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of digits, models and secrets.")] = 0,
     as_json: AsJSON = False,
 ) -> None:
-    """Attack hidden updates as a curious server would, and say what leaks."""
+    """Attack hidden updates as a curious server would, and print what leaks."""
+    make_importable("privacy_audit")
     try:
-        from fedbranch.privacy import audit as audits
+        from studies.privacy_audit import run_command
     except ImportError as error:
         raise FedbranchError(str(error)) from error
-    if out is not None and not out.parent.is_dir():  # said now, not after minutes
+    if out is not None and not out.parent.is_dir():  # an error now instead of after minutes
         raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description:<44}"),
-        BarColumn(),
-        TextColumn("attack {task.completed}/{task.total}"),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=len(audits.ATTACKS))
-        begun = iter(range(len(audits.ATTACKS)))
-        results = audits.audit(
-            seed=seed,
-            sizes=audits.Sizes.quick() if quick else None,
-            on_attack=lambda attack: progress.update(
-                task, completed=next(begun), description=attack.title
-            ),
-        )
-        progress.update(task, completed=len(audits.ATTACKS), description="done")
-    if out is not None:
-        results.save(out)
-    if as_json:
-        print(json.dumps(results.to_json(), indent=1))
-    else:
-        audits.print_results(results, Console())
+    run_command(is_quick=quick, out=out, seed=seed, as_json=as_json)
 
 
 def _run_experiment(

@@ -29,7 +29,7 @@ from fedbranch.data import (
     rotations,
     shards,
 )
-from fedbranch.data.clients import Partition
+from fedbranch.data.federation import Partition
 from fedbranch.data.sources.images import CIFAR10, FASHION_MNIST, MNIST
 from fedbranch.errors import InvalidExperiment
 from fedbranch.rules import AutoRule, Thresholds
