@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from fedbranch.core.geometry import cosine_similarity
 from fedbranch.core.linkage import hierarchy
-from fedbranch.report.facts.events import natural_order
 from fedbranch.report.facts.facts import read_facts
-from fedbranch.report.facts.series import quantile, thinned
-from fedbranch.report.facts.similarities import dendrogram_order, folded
+from fedbranch.report.facts.folding import folded, thinned
+from fedbranch.report.facts.natural_order import natural_order
+from fedbranch.report.facts.series import quantile
+from fedbranch.report.facts.similarities import dendrogram_order
 from fedbranch.runs import RunFolder
 from report.folders import about, played, split_run
 

@@ -5,7 +5,8 @@ from io import StringIO
 from rich.console import Console
 
 from fedbranch import Decision
-from fedbranch.report.text.why import WORDS, episodes, print_why
+from fedbranch.report.facts.examinations import WORDS, episodes
+from fedbranch.report.text.why import print_why
 
 
 def decision(number, reason, *, node_id=0, verdict="train", **measurements):
