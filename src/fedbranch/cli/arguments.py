@@ -15,10 +15,12 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="Folder of the run.", show_default="the next free runs/NAME-1, NAME-2, ..."
+        "--out",
+        help="The folder to make for the run.",
+        show_default="the next free runs/NAME-1, NAME-2, ...",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Instead of the experiment's seed.")]
+Seed = Annotated[int | None, typer.Option(help="Use this seed, not the experiment's.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(

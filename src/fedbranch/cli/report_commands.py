@@ -47,13 +47,13 @@ def report(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="The page.",
+            help="Write the page to this file.",
             show_default="report.html in the first run's folder",
         ),
     ] = None,
     tensorboard: Annotated[
         Path | None,
-        typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files too."),
+        typer.Option("--tensorboard", metavar="DIR", help="Also write TensorBoard's event files."),
     ] = None,
 ) -> None:
     """Make one page of runs that opens offline: tree, training, similarities, clients, reasons."""
@@ -95,7 +95,9 @@ def plot(
 
 def watch(
     run_path: RunPath,
-    port: Annotated[int, typer.Option(help="On 127.0.0.1; 0 for any.", min=0, max=65535)] = 8000,
+    port: Annotated[
+        int, typer.Option(help="Port on 127.0.0.1; 0 for any free one.", min=0, max=65535)
+    ] = 8000,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Only print the address.")
     ] = False,

@@ -39,7 +39,7 @@ def run(
     data_dir: DataDir = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Run an experiment."""
+    """Run an experiment: a TOML file of your own, or a preset."""
     path = Path(experiment)
     is_file = path.suffix == ".toml" or path.exists()
     loaded = Experiment.load(path) if is_file else Experiment.preset(experiment)
@@ -78,7 +78,7 @@ def _run_experiment(
 def _finish(
     experiment: Experiment, folder: Path, data_dir: Path | None, as_json: bool, *, resume: bool
 ) -> None:
-    """Run an experiment to its end, write its page and print it; or say how it goes on."""
+    """Run an experiment, write its page and print it; if it is stopped, print how to go on."""
     try:
         with stoppable() as stop_if_asked:
             with progress(experiment, stop_if_asked) as on_round:

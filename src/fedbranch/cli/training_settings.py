@@ -19,7 +19,7 @@ __all__ = ["Model", "Training"]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """``[model]``: what is trained."""
+    """``[model]``: the model that clients train."""
 
     name: Literal["logistic-regression", "mlp", "cnn"] = "mlp"
     hidden: tuple[int, ...] = (32,)
@@ -81,7 +81,7 @@ class Training:
             raise ValueError(f"momentum is {self.momentum}; adam has its own, leave it out")
 
     def build(self) -> LocalTraining:
-        """Make what the simulator takes."""
+        """Make the training that the simulator takes."""
         from fedbranch.training.local_training import LocalTraining, adam, sgd
 
         rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}

@@ -2,17 +2,12 @@
 
 import base64
 import json
-import warnings
 
 import numpy as np
 import pytest
 
 import fedbranch as fb
-from fedbranch.errors import DamagedFile, UsingPreviousState
 from fedbranch.report.facts.facts import read_facts
-from fedbranch.report.facts.run import read_run
-from fedbranch.report.facts.truth import truth
-from fedbranch.report.load import read
 from fedbranch.runs import Round, RunFolder
 from fedbranch.server.records import RoundRecord
 from report.folders import about, decision, played, split, split_run
@@ -129,21 +124,6 @@ def test_the_similarity_matrix_has_the_cosines_in_the_order_of_the_children(run)
     assert (matrix["node"], matrix["round"], matrix["num_clients"], matrix["size"]) == (0, 2, 3, 3)
     assert (matrix["order"], matrix["children"]) == ([0, 1, 2], [1, 1, 2])
     assert (matrix["gap"], matrix["cross"]) == (2.0, -1.0)
-
-
-def test_clusters_are_compared_with_the_true_groups(run):
-    assert run["truth"] == run_truth()
-
-
-def test_a_table_of_too_many_groups_is_left_out(tmp_path):
-    run = read_run(split_run(tmp_path / "small"))  # two groups, two clusters
-
-    assert truth(run, most_counts=4) == run_truth()
-    assert truth(run, most_counts=3) == {"ari": 1.0, "groups": [], "leaves": [], "counts": []}
-
-
-def run_truth():
-    return {"ari": 1.0, "groups": ["x", "y"], "leaves": [1, 2], "counts": [[2, 0], [0, 2]]}
 
 
 def test_news_name_clients_that_came_and_moved(run):
@@ -284,37 +264,6 @@ def test_given_clusters_are_children_of_the_root_from_the_start(tmp_path):
     assert run["similarities"] == []
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
-    folder = split_run(tmp_path / "small")
-    whole, outcomes = folder.saved_tree, [DamagedFile("it is missing"), UsingPreviousState("old")]
-
-    def saved_tree():
-        if outcomes:
-            failure = outcomes.pop()
-            if isinstance(failure, Warning):
-                warnings.warn(failure, stacklevel=1)
-            else:
-                raise failure
-        return whole()
-
-    monkeypatch.setattr(folder, "saved_tree", saved_tree)
-
-    reading = read(folder, pause_s=0)
-
-    assert not outcomes
-    assert reading.saved.round == 2
-    assert len(reading.saved.tree) == 3
-    assert reading.history == folder.history()
-
-
-def test_damage_that_stays_is_our_own_error(tmp_path):
-    folder = split_run(tmp_path / "small")
-    (folder.path / "history.jsonl").write_bytes(b"{}\n")
-
-    with pytest.raises(DamagedFile, match=r"history\.jsonl"):
-        read(folder, pause_s=0)
-
-
 def test_nothing_to_report_on_is_an_error():
     with pytest.raises(ValueError, match="give at least one"):
         read_facts([])
@@ -393,30 +342,6 @@ def test_ten_thousand_clients_are_folded(tmp_path):
     assert sum(run["clients"]["refused"]) == 12 * 3334
 
 
-def test_clusters_that_are_nearly_right_are_not_called_exact(tmp_path):
-    ids = [f"c{i}" for i in range(402)]
-    groups = {i: "A" if n < 200 else "B" if n < 400 else "C" for n, i in enumerate(ids)}
-    folder = RunFolder.create(tmp_path / "many", about(ids, groups=groups))
-    parts = split(0, 1, _1=ids[:200], _2=ids[200:400], _3=ids[400:401], _4=ids[401:])
-    sizes = {1: 200, 2: 200, 3: 1, 4: 1}
-    folder.append(played(1, sizes, joined=tuple(ids), **parts))
-
-    assert only_run(folder)["truth"]["ari"] == 0.9999  # 0.99998, to four digits 1
-
-
-def test_a_client_on_the_way_down_is_in_no_cluster_of_its_own(tmp_path):
-    folder = RunFolder.create(
-        tmp_path / "way", about(groups=dict(zip("abcd", "xxyy", strict=True)))
-    )
-    folder.append(played(1, {1: 2, 2: 1}, joined=tuple("abc"), **split(0, 1, _1="ab", _2="c")))
-    folder.append(played(2, {1: 2, 2: 1}, joined=("d",)))
-
-    truth = only_run(folder)["truth"]
-
-    assert truth["counts"] == [[2, 0], [0, 1]]
-    assert truth["ari"] == 1
-
-
 def test_a_client_that_left_does_not_count_at_the_end(tmp_path):
     folder = RunFolder.create(tmp_path / "left", about("abc"))
     folder.append(played(1, {0: 3}, {"a": 0.8, "b": 0.8, "c": 0.1}, joined=tuple("abc")))
@@ -459,3 +384,9 @@ def test_a_loss_is_not_the_main_metric_however_it_is_written(tmp_path):
     folder.append(Round(record=record, evaluation={"a": {"Loss": 1.0, "accuracy": 0.5}}))
 
     assert [metric["name"] for metric in only_run(folder)["metrics"]] == ["accuracy", "Loss"]
+
+
+def test_folders_of_the_same_name_are_told_apart(tmp_path):
+    folders = [split_run(tmp_path / part / "run") for part in "ab"]
+
+    assert [run["name"] for run in read_facts(folders)["runs"]] == ["run", "run (2)"]
