@@ -4,8 +4,8 @@
 
 Ten groups pull in directions of their own, with noise as long as the pull. The server is
 ``Server(sketch=1024, keep_updates=False)`` with the default rule: in the first round it trains, in
-the second it is sent half updates and splits, in the third all who were not compared are routed,
-and then every group must be a cluster of its own, exactly. Times are without what clients do.
+the second it is sent half updates and splits, in the third all clients that were not compared are
+routed. Then every group must be a cluster of its own, exactly. Times are without what clients do.
 """
 
 import argparse

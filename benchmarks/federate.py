@@ -74,7 +74,7 @@ _DATA: list[tuple[np.ndarray, np.ndarray]] = []  # read once in each worker
 
 
 def examples(partition: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give a client's digits; group g has swapped the labels 2g and 2g + 1."""
+    """Return a client's digits; group g has swapped the labels 2g and 2g + 1."""
     if not _DATA:
         x, y = digits()
         rows = np.random.default_rng(0).permutation(len(x))
@@ -88,7 +88,7 @@ def examples(partition: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def initial_model(num_hidden: int) -> dict[str, np.ndarray]:
-    """Give a network with one hidden layer."""
+    """Make a network with one hidden layer."""
     rng = np.random.default_rng(0)
     return {
         "w1": (rng.standard_normal((64, num_hidden)) / 8).astype(np.float32),
@@ -99,7 +99,7 @@ def initial_model(num_hidden: int) -> dict[str, np.ndarray]:
 
 
 def outputs(model: dict[str, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the hidden layer's values and the outputs."""
+    """Compute the hidden layer's values and the outputs."""
     hidden = np.maximum(x @ model["w1"] + model["b1"], 0)
     return hidden, hidden @ model["w2"] + model["b2"]
 

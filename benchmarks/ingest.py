@@ -4,10 +4,10 @@
 
 1000 replies of 100,000 float32 parameters lie in memory as Flower messages. FedAvg averages them
 (``aggregate_train``). Ours does with them what ``ClusteredStrategy(sketch=1024,
-keep_updates=False)`` does: finds whom each is of, reads and checks it, adds it to exact sums,
-makes a sketch of 1024 numbers of it, and makes the round of all. As many numbers come as a model
-of 4 arrays, as a small convolutional network (12) and as a residual one (43), since time depends
-on that. First equality is checked; then both take turns, beside a plain copy of the same bytes;
+keep_updates=False)`` does: finds the client of each, reads and checks it, adds it to exact sums,
+makes a sketch of 1024 numbers of it, and makes the round of all. Time depends on the number of
+arrays, so a model of 4 arrays, a small convolutional network (12) and a residual one (43) are
+measured. First equality is checked. Then both take turns, beside a plain copy of the same bytes;
 the best turn of each counts.
 """
 
@@ -37,7 +37,7 @@ KEYS = Keys(weight="num-examples", arrays="arrays", config="config")
 
 
 def residual_network(widths: tuple[int, ...], blocks_each: int) -> list[tuple[int, ...]]:
-    """Give the shapes in a residual network with group norms, for ten classes of images."""
+    """Return the shapes in a residual network with group norms, for ten classes of images."""
     before = widths[0]
     shapes: list[tuple[int, ...]] = [(before, 3, 3, 3), (before,), (before,)]
     for width in widths:
@@ -62,7 +62,7 @@ SHAPES: dict[int, list[tuple[int, ...]]] = {
 
 
 def initial_model(num_arrays: int = 4) -> dict[str, np.ndarray]:
-    """Give a model of about 100,000 parameters."""
+    """Make a model of about 100,000 parameters."""
     rng = np.random.default_rng(0)
     return {
         f"array-{number}": (0.05 * rng.standard_normal(shape)).astype(np.float32)
@@ -99,7 +99,7 @@ class Ours:
         self.replies = self.grid.pull_messages([one.id for one in self.asked])
 
     def federation(self) -> tuple[Federation, list[str]]:
-        """Begin, with a new server, whose clients were asked to train."""
+        """Begin with a new server that has asked its clients to train."""
         server = fb.Server(
             self.layout.num_params, rule=fb.NeverSplit(), sketch=SKETCH, keep_updates=False
         )

@@ -3,10 +3,10 @@
     python benchmarks/population.py [--rounds 40] [--known 10000 100000 1000000]
 
 1,000 clients take part in every round, drawn anew, and all of them move a small model of 100
-parameters; the driver says who is there, and the state is saved after every round. Beside the
-times stand their ratios to those of the smallest population. A round is planning, trials and
-the step, without what the clients do; times are medians, and the mean of the saves has in it
-those that write all positions once in a while.
+parameters. The driver marks the present clients, and the state is saved after every round. Beside
+the times stand their ratios to those of the smallest population. A round is planning, trials and
+the step, without what the clients do. Times are medians; the mean of the saves includes those
+that write all positions once in a while.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def measure_one(num_known: int, rounds: int) -> dict:
     began = time.perf_counter()
     server.join(ids)
     join_s = time.perf_counter() - began
-    play(server, ids[:NUM_ACTIVE], rng)  # in which everybody joins, and is seen
+    play(server, ids[:NUM_ACTIVE], rng)  # in which every client joins, and is seen
     round_s, save_s = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -102,14 +102,14 @@ def play(server: fb.Server, asked: list[str], rng: np.random.Generator) -> float
 
 
 def load(folder: Path) -> float:
-    """Give the seconds that loading takes."""
+    """Measure the seconds that loading takes."""
     began = time.perf_counter()
     fb.Server.load(folder)
     return time.perf_counter() - began
 
 
 def table(measured: dict) -> str:
-    """Give what was measured as a Markdown table."""
+    """Write what was measured as a Markdown table."""
     lines = [
         "| known clients | joining, s | a round, ms | a save, ms (mean) | a load, s | on disk, MB "
         "| memory, bytes per client (while loading) |",

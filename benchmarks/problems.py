@@ -31,7 +31,7 @@ from fedbranch.data import (
     rotations,
     shards,
 )
-from fedbranch.data.clients import Partition
+from fedbranch.data.federation import Partition
 from fedbranch.sim import cnn, logistic_regression, mlp
 
 Kind = Literal["incongruent", "congruent", "label skew"]

@@ -1,4 +1,4 @@
-"""Does AutoRule decide right on problems it has never seen? Drawn ones, beside other methods.
+"""How often AutoRule decides right on drawn problems it has never seen, beside other methods.
 
     python benchmarks/scenarios.py --data-dir DEST [--seeds 0 1 2] [--jobs 2] [--out FILE]
 
@@ -8,7 +8,7 @@ and seeds: plain FL; AutoRule() as it is; the oracle, which knows the groups; IF
 their number; and the paper's thresholds, set with hindsight from the norms of the plain FL run
 on that very problem. On label-skewed problems also AutoRule(only_conflicts=True).
 
-Seeds below 1000 are for development. The committed results are of seeds that nobody had run
+Seeds below 1000 are for development. The committed results are of seeds that had not been run
 while the rule was made.
 """
 
@@ -272,7 +272,7 @@ def _oracle_gains(result: Mapping[str, Any]) -> bool:
 
 
 def line(result: Mapping[str, Any]) -> str:
-    """Say how a problem went, in one line."""
+    """Describe how a problem went, in one line."""
     auto, drawn = result["AutoRule"], result["drawn"]
     others = " ".join(
         f"{name} {result[name]['accuracy']:.2f}/{result[name]['ARI']:.2f}"
@@ -290,7 +290,7 @@ def line(result: Mapping[str, Any]) -> str:
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> str:
-    """Give one line of Markdown for each family: exact recoveries, rounds, mean accuracies."""
+    """Write one line of Markdown for each family: exact recoveries, rounds, mean accuracies."""
     by_family: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         by_family.setdefault(result["family"], []).append(result)

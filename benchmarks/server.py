@@ -3,7 +3,7 @@
     python benchmarks/server.py cpu     similarities and splits, streams, ingest, populations
     python benchmarks/server.py gpu     a hundred thousand clients on one GPU
 
-Every case runs in a process of its own, whose peak memory is then that of the case. In each,
+Every case runs in a process of its own, so that its peak memory is that of the case. In each,
 what comes out is checked first; then all contestants take turns, each after the threads of
 the one before have come to rest, and the best turn of each counts. The peers are NumPy with
 SciPy, fastcluster (installed from the package index into a folder of its own) or scikit-learn,
@@ -125,7 +125,7 @@ def similarities_and_split(num_clients: int, dim: int, options: argparse.Namespa
 
 
 def peers(updates: np.ndarray, folder: Path) -> dict[str, Callable[[], object]]:
-    """Give what people take today: cosines with NumPy, and single linkage of a library."""
+    """Return what is used today: cosines with NumPy, and single linkage of a library."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
     from sklearn.cluster import AgglomerativeClustering
@@ -159,7 +159,7 @@ def peers(updates: np.ndarray, folder: Path) -> dict[str, Callable[[], object]]:
 
 
 def cut_of(found: object) -> frozenset[int]:
-    """Give the rows on row 0's side."""
+    """Return the rows on row 0's side."""
     if isinstance(found, fb.Bipartition):
         return frozenset(found.left_rows.tolist())
     return frozenset(np.flatnonzero(found == found[0]).tolist())
@@ -245,7 +245,7 @@ def ingest_beside_flower(num_arrays: int) -> dict:
 
 
 def populations() -> dict:
-    """Play rounds, save and load with ever more known clients, of whom as many take part."""
+    """Play rounds, save and load with ever more known clients; as many take part in each case."""
     import population
 
     found = population.measure()
@@ -378,7 +378,7 @@ def planted(num_clients: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def same_groups(found: np.ndarray, groups: np.ndarray) -> bool:
-    """Whether two groupings are the same but for their numbers."""
+    """Return whether two groupings are the same except for their numbers."""
     pairs = set(zip(found.tolist(), groups.tolist(), strict=True))
     return len(pairs) == len(set(found.tolist())) == len(set(groups.tolist()))
 
@@ -388,8 +388,8 @@ def best_of_turns(
 ) -> dict[str, float]:
     """Let all take turns, after one that does not count: seconds of the best turn of each.
 
-    In between they rest: NumPy, SciPy and PyTorch have threads of their own, which after a product
-    look out for the next one for a while, on cores that are then somebody else's.
+    In between they rest. NumPy, SciPy and PyTorch have threads of their own: after a product these
+    wait for the next one for a while, and so take cores from the next contestant.
     """
     seconds = dict.fromkeys(contestants, float("inf"))
     for turn in range(repeats + 1):
@@ -403,7 +403,7 @@ def best_of_turns(
 
 
 def reached(result: dict) -> dict[str, bool]:
-    """Say of each target whether it was reached."""
+    """Return of each target whether it was reached."""
     return {
         name: result[name] <= limit if relation == "at most" else result[name] >= limit
         for name, (relation, limit) in result["must reach"].items()
@@ -411,7 +411,7 @@ def reached(result: dict) -> dict[str, bool]:
 
 
 def table_row(result: dict) -> str:
-    """Give one case as a row of a Markdown table."""
+    """Write one case as a row of a Markdown table."""
     was_reached = reached(result)
     targets = "; ".join(
         f"{name} {result[name]:.3g} ({'' if was_reached[name] else 'missed: '}{relation} {limit})"

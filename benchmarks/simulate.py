@@ -184,7 +184,7 @@ def bare_loop(
 ) -> list[float]:
     """Time plain PyTorch: one client after the other, as one would write it.
 
-    With ``max_clients`` only so many clients train and the time is scaled up to all.
+    With ``max_clients`` only that many clients train, and the time is scaled up to all.
     """
     model = workload.model().to(device)
     start = [p.detach().clone() for p in model.parameters() if p.requires_grad]
@@ -204,7 +204,7 @@ def bare_loop(
 def sequential_round(
     workload: Workload, model: nn.Module, start: list[torch.Tensor], data: list
 ) -> list[torch.Tensor]:
-    """Do one round of federated averaging."""
+    """Run one round of federated averaging."""
     training = workload.training
     params = [p for p in model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p) for p in start]
@@ -404,14 +404,14 @@ def check_equality(workload: Workload, device: str, num_clients: int | None = No
 
 
 def synchronised(device: str) -> float:
-    """Give the time when the device has done all its work."""
+    """Return the time when the device has done all its work."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def machine() -> dict:
-    """Say where this was measured."""
+    """Describe where this was measured."""
     about = {
         "cores": len(os.sched_getaffinity(0)),
         "processor": processor(),

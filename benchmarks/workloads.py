@@ -136,7 +136,7 @@ def digits_workload(name: str, num_clients: int, participation: float) -> Worklo
 
 
 def dealt(x: np.ndarray, y: np.ndarray, num_clients: int) -> dict[str, fb.ClientData]:
-    """Give every client its part, in order."""
+    """Divide the examples among the clients, in order."""
     parts = zip(np.split(x, num_clients), np.split(y, num_clients), strict=True)
     width = len(str(num_clients - 1))
     return {f"client-{i:0{width}}": fb.ClientData(train=part) for i, part in enumerate(parts)}

@@ -1,7 +1,7 @@
 """Clustered federated learning around your own model and data.
 
 Six hospitals train a classifier together. Half of them code the outcome the other way
-round; nobody knows which, and no data may leave a hospital.
+round. It is not known which, and no data may leave a hospital.
 """
 
 import numpy as np

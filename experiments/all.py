@@ -52,7 +52,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def table() -> str:
-    """Say in a table what the paper reports and what the committed results say."""
+    """Write a table of what the paper reports beside what the committed results show."""
     lines = [
         "| figure | command | the paper | ours, mean ± spread over seeds | minutes | differences |",
         "|---|---|---|---|---|---|",

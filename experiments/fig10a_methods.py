@@ -3,34 +3,38 @@
     python -m experiments.fig10a_methods --data-dir DEST
     python -m experiments.fig10a_methods --data-dir DEST --parts "CIFAR-10*" --device cuda
 
-Three ways in which four groups of clients can differ (each names the labels by a permutation of
-its own, turns its images by another quarter, or swaps two labels) on three data sets. 20 clients,
-50 rounds, everybody takes part; MNIST and Fashion-MNIST with 250 images for each client and a
-perceptron (784-64-10), CIFAR-10 with 500 and three convolutions. Every client is tested on the same 1000
-test images, as its group sees them. Where a rule or IFCA compares models, clients measure on their
-training images: nobody has held-out ones.
+Three ways in which four groups of clients can differ, on three data sets. Each group names the
+labels by a permutation of its own, turns its images by another quarter, or swaps two labels.
+
+There are 20 clients and 50 rounds in which all take part. MNIST and Fashion-MNIST have 250 images
+for each client and a perceptron (784-64-10), CIFAR-10 has 500 and three convolutions. Every client
+is tested on the same 1000 test images, as its group sees them. Where a rule or IFCA compares
+models, clients measure on their training images: they have no held-out ones.
 
 The methods:
 
 - FL, local, oracle: one model for all, one for each client, one for each true group.
 - thresholds: CFL with the paper's ε1 and ε2, one setting for each data set, the same for the three
-  structures and all seeds, chosen as a user would who has seen one run: 1.5 times the median mean
-  norm and 0.7 times the median largest norm over the second half of plain FL with permuted labels,
-  seed 0; γ_max = 0.5, and 5 rounds of training before a cluster is examined. That run is itself
-  among those measured, so the choice has some hindsight.
+  structures and all seeds. It is chosen as a user could after one run of plain FL, with permuted
+  labels and seed 0. Over the second half of that run ε1 is 1.5 times the median mean norm and ε2
+  0.7 times the median largest norm. γ_max = 0.5, and 5 rounds of training come before a cluster is
+  examined. That run is itself among those measured, so the choice has some hindsight.
 - AutoRule: CFL with the default rule.
 - published: the loop of the authors' code (github.com/felisat/clustered-federated-learning), with
   the same ε1 and ε2. It cuts by complete linkage instead of the smallest cross-similarity, only
-  after round 20 and only clusters of more than two; and what it stores as the members of the two
+  after round 20 and only clusters of more than two. What it stores as the members of the two
   halves are places inside the cluster, not client ids. For the first split that is the same. After
-  a later one clients are named by several clusters, whose mean updates they all get, or by none,
-  and then stand still.
+  a later one some clients are named by several clusters and get the mean updates of all of them;
+  others are named by none and stand still.
 - IFCA, told that there are four clusters.
 
-For each: accuracy, averaged over clients, at the end; adjusted Rand index (ARI) of the clusters,
-where clients are together that the same clusters name; after how many rounds they were final; and
-what goes over the wire, float32: a model down and an update up for each client and round, AutoRule's
-half differences and trial models, IFCA's k models down.
+Measured for each:
+
+- accuracy at the end, averaged over clients;
+- adjusted Rand index (ARI) of the clusters, where clients are together that the same clusters name;
+- after how many rounds the clusters were final;
+- what goes over the wire, float32: a model down and an update up for each client and round,
+  AutoRule's half differences and trial models, IFCA's k models down.
 
 A part is one problem, with all methods. Quick: the embedded digits, 12 clients, 30 rounds; the
 published code may split after round 12.
@@ -110,7 +114,7 @@ class Setting:
     channels
         Of the convolutions; without any the model is a perceptron.
     patience
-        The published code splits only after so many rounds.
+        The number of rounds after which the published code may split.
     """
 
     images: Callable[[How], tuple[Examples, Examples]]
@@ -176,7 +180,7 @@ SETTINGS = {
 
 
 class Wire:
-    """Watches what goes over the wire, and who trains together.
+    """Watches what goes over the wire, and which clients train together.
 
     Pass it as ``before_send``. What it sees are updates; :class:`Counted` tells it of the models
     that clients are asked to try.
@@ -321,7 +325,7 @@ def outcome(run: Run, wire: Wire, clients: Mapping[str, fb.ClientData]) -> JSON:
 
 
 def together(label_of: Mapping[str, Hashable]) -> set[frozenset[str]]:
-    """Give the sets of clients that have the same label."""
+    """Return the sets of clients that have the same label."""
     members: dict[Hashable, set[str]] = defaultdict(set)
     for client_id, label in label_of.items():
         members[label].add(client_id)
@@ -333,7 +337,7 @@ def rounds_to_the_last(
 ) -> int:
     """Count the rounds before the first one after which the clusters stayed the same."""
     final = rounds
-    # In some rounds nobody trains: the server waits for losses.
+    # In some rounds no client trains: the server waits for losses.
     for number in sorted(partitions, reverse=True):
         if partitions[number] != at_the_end:
             break
@@ -434,7 +438,7 @@ def complete_linkage(similarity: NDArray[np.floating]) -> list[NDArray[np.intp]]
 
 
 def _names(ids: list[str], clusters: Iterable[NDArray[np.intp]]) -> dict[str, Hashable]:
-    """Give for every client the clusters that name it; without any, itself."""
+    """Return the clusters that name each client; for a client without any, itself."""
     named_by: dict[str, tuple[int, ...]] = dict.fromkeys(ids, ())
     for number, rows in enumerate(clusters):
         for row in rows:
@@ -446,7 +450,7 @@ def _names(ids: list[str], clusters: Iterable[NDArray[np.intp]]) -> dict[str, Ha
 
 
 def oracle_gains(measured: JSON) -> bool:
-    """Say whether knowing the groups is worth more than two points of accuracy."""
+    """Return whether knowing the groups is worth more than two points of accuracy."""
     return bool(measured["oracle"]["accuracy"] > measured["FL"]["accuracy"] + 0.02)
 
 
@@ -505,7 +509,7 @@ def _ahead(measured: list[JSON], method: str, other: str) -> list[float]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Give every method's mean over the problems."""
+    """Compute every method's mean over the problems."""
     everything = [outcome.measured for outcome in outcomes]
     return "; ".join(
         f"{LABELS[method]} {100 * fmean(m[method]['accuracy'] for m in everything):.1f} %"
@@ -556,7 +560,7 @@ def draw(outcomes: Outcomes) -> Figure:
 
 
 def _table(outcomes: Outcomes, methods: Sequence[str], name: str) -> NDArray[np.float64]:
-    """Give means over seeds, one row for each problem and one column for each method."""
+    """Compute means over seeds, one row for each problem and one column for each method."""
     return np.array(
         [
             [fmean(measured[method][name] for measured in outcomes.of(part)) for method in methods]

@@ -2,22 +2,26 @@
 
     python -m experiments.fig10b_ifca --data-dir DEST --device cuda
 
-Ghosh et al. (2020, "An Efficient Framework for Clustered Federated Learning") deal out MNIST
-in four rotations, each a whole copy of the 60,000 training images, to m clients with n images
-each: 1200 x 200, 2400 x 100 and 4800 x 50; and CIFAR-10 in two rotations, 0 and 180 degrees,
-to 200 clients with 500 images each, of which 20 take part in a round. Their algorithm, IFCA,
-is told the number of clusters, and reaches 95.25, 95.05, 94.20 and 81.5 %.
+Ghosh et al. (2020, "An Efficient Framework for Clustered Federated Learning") measure their
+algorithm, IFCA, which is told the number of clusters:
 
-MNIST as there: pixels in [0, 1], a perceptron 784-200-10, ten full-batch steps with learning
-rate 0.1, 300 rounds, everybody takes part; He's initial weights. CIFAR-10: two convolutions of
-64 channels (5 x 5) and layers of 384 and 192 units, 5 epochs with batches of 50, random crops
-of 24 x 24 pixels and flips, the middle of the image in tests. Their learning rate decays by 1 %
-a round from 0.25; ours, with weight decay, is 0.1 and in the last 80 rounds 0.01: every cluster
-found by then goes on by itself.
+- MNIST in four rotations, each a whole copy of the 60,000 training images, is dealt out to m
+  clients with n images each: 1200 x 200, 2400 x 100 and 4800 x 50. It reaches 95.25, 95.05 and
+  94.20 %.
+- CIFAR-10 in two rotations, 0 and 180 degrees, is dealt out to 200 clients with 500 images each,
+  of which 20 take part in a round. It reaches 81.5 %.
 
-Every client is tested on 100 of the 10,000 test images in its rotation; as many clients share
+MNIST is as there: pixels in [0, 1], a perceptron 784-200-10, ten full-batch steps with learning
+rate 0.1, 300 rounds in which all take part; He's initial weights.
+
+CIFAR-10: two convolutions of 64 channels (5 x 5) and layers of 384 and 192 units, 5 epochs with
+batches of 50, random crops of 24 x 24 pixels and flips, the middle of the image in tests. Their
+learning rate decays by 1 % a round from 0.25. Ours, with weight decay, is 0.1 and in the last 80
+rounds 0.01: every cluster found by then goes on by itself.
+
+Every client is tested on 100 of the 10,000 test images in its rotation. As many clients share
 the same 100 of each rotation, so that the mean is over all of them. In the second look at a
-split clients compare models on their training images, as IFCA does in every round: nobody has
+split clients compare models on their training images, as IFCA does in every round: they have no
 held-out ones.
 
 A part is one method on one of the four problems. Quick: the embedded digits, 80 clients in four
@@ -66,7 +70,7 @@ class Problem:
     Attributes
     ----------
     kind
-        Whose model and training: "mnist" or "cifar10".
+        The model and training of this problem: "mnist" or "cifar10".
     paper
         IFCA's accuracy in its paper, if this is one of its problems.
     below_paper
@@ -76,7 +80,7 @@ class Problem:
         part in a round it stands still for several to look at enough of them, which costs more
         the fewer rounds there are.
     last_rounds, last_training
-        In so many further rounds every cluster goes on by itself, in this training.
+        The number of further rounds in which every cluster goes on by itself, and their training.
     methods
         Those that are run.
     """
@@ -170,12 +174,12 @@ class CropAndFlip(nn.Module):
     """In training a random crop of every image, or its mirror image; otherwise the middle.
 
     Dropout decides where: its bits follow from the client, the round and the step, and so every
-    visit sees another crop, the same one whoever repeats the run.
+    visit sees another crop, the same one when the run is repeated.
 
     Parameters
     ----------
     size
-        Height and width of what is left of an image; up to ``2**num_bits`` pixels less.
+        Height and width of a crop, up to ``2**num_bits`` pixels less than the image's.
     num_bits
         For the place of a crop along each side.
     """
@@ -284,7 +288,7 @@ def federation(problem: Problem, seed: int, how: How) -> dict[str, fb.ClientData
 
 
 def images(problem: Problem, how: How) -> tuple[Examples, Examples]:
-    """Give training and test images as bytes."""
+    """Return training and test images as bytes."""
     if problem.is_embedded:
         x, y = digits()
         order = np.random.default_rng(0).permutation(len(y))
@@ -438,7 +442,7 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Give CFL's accuracy beside our IFCA's."""
+    """Describe CFL's accuracy beside that of our IFCA."""
     texts = []
     for name in _names(outcomes):
         ours, *others = (

@@ -1,4 +1,4 @@
-"""Do the groups survive if clients compress their updates? The paper leaves it open.
+"""Compressed updates and the groups that survive them, which the paper leaves open.
 
     python -m experiments.fig10c_compression --data-dir DEST [--quick] [--jobs N]
 
@@ -7,7 +7,7 @@ Fashion-MNIST. Every client has 450 training examples, of which it holds 45 out 
 an MLP with one hidden layer of 100 (79,510 parameters); 3 epochs of SGD (learning rate 0.1,
 batches of 20) in each of 40 rounds. Plain federated learning, and CFL with the default rule,
 both with the same compressor. The quick version runs on the embedded digits for 25 rounds,
-with groups that permute all labels: with so few examples the rule takes longer to see two
+with groups that permute all labels: with few examples the rule takes longer to see two
 swapped ones.
 
 Clients compress what they send, and the server knows nothing of it:
@@ -17,7 +17,7 @@ Clients compress what they send, and the server knows nothing of it:
 - ``sign``: one bit for each entry, and their mean absolute value.
 - ``8 bits``, ``4 bits``, ``2 bits``: every entry rounded at random, without bias, to one of
   evenly spaced levels up to the largest (255, 15 and 3 of them); the levels, and the largest.
-- ``sketch 10 %``, ``sketch 1 %``, ``sketch 0.1 %``: so many coordinates of a randomised cosine
+- ``sketch 10 %``, ``sketch 1 %``, ``sketch 0.1 %``: that share of the coordinates of a randomised cosine
   transform of the update, other ones in every round but the same for all clients; the server
   applies the transposed transform. ``own sketch``: every client chooses its own.
 - ``+ feedback``: what compression left out is added to the client's next update. Not in a
@@ -72,7 +72,7 @@ LEAST_ARI = 0.9  # less: two groups share a cluster, or a client is in the wrong
 
 
 def num_kept(num_params: int, share: float) -> int:
-    """Say how many entries are sent."""
+    """Compute how many entries are sent."""
     return max(1, round(share * num_params))
 
 
@@ -403,7 +403,7 @@ def _draw_accuracies(axes: Axes, outcomes: Outcomes, problem: str, names: list[s
 
 
 def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
-    """Say which compressors the groups survive, and which not."""
+    """Describe which compressors the groups survive, and which not."""
     problems = list(dict.fromkeys(part.split(": ")[0] for part in outcomes.parts))
 
     def parts(*names: str) -> list[str]:
@@ -459,7 +459,7 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say where the groups were found, and the accuracies."""
+    """Describe where the groups were found, and the accuracies."""
     told = []
     for problem in dict.fromkeys(part.split(": ")[0] for part in outcomes.parts):
         names = [n for n in COMPRESSORS if f"{problem}: {n}" in outcomes.parts]

@@ -1,4 +1,4 @@
-"""Adversaries: whom clustering isolates, and what honest clients gain by it.
+"""Adversaries: which ones clustering isolates, and what honest clients gain by it.
 
     python -m experiments.fig10d_adversaries --data-dir DEST [--quick] [--jobs N]
 
@@ -85,18 +85,18 @@ class Part:
         return cls(attack, int(percent), 1 if rest == name else 2)
 
     def attackers(self, seed: int) -> list[int]:
-        """Draw who attacks, by number."""
+        """Draw the attackers, by number."""
         rng = np.random.default_rng(seed)
         return sorted(rng.permutation(NUM_CLIENTS)[: NUM_CLIENTS * self.percent // 100].tolist())
 
     def transforms(self, seed: int) -> list[Transform]:
-        """Give what each honest group does to its data, and then each group's attackers."""
+        """Return what each honest group does to its data, and then each group's attackers."""
         honest = label_swaps(2, seed=seed) if self.num_groups == 2 else [Relabel(tuple(range(10)))]
         flipped = [Relabel(tuple(FLIPPED[y] for y in own.new_labels)) for own in honest]
         return [*honest, *(flipped if self.attack in ("labels", "lies") else honest)]
 
     def group_of(self, seed: int) -> list[int]:
-        """Give each client's transform, by number."""
+        """Return each client's transform, by number."""
         attackers = self.attackers(seed)
         return [
             i % self.num_groups + self.num_groups * (i in attackers) for i in range(NUM_CLIENTS)
@@ -237,7 +237,7 @@ def thresholds_with_hindsight(plain: Run) -> fb.Thresholds:
 
 
 def isolation(run: Run, attackers: set[str], honest: Mapping[str, str]) -> JSON:
-    """Count whom the clusters of a run separate.
+    """Count the attackers and honest clients that the clusters of a run separate.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def _spread(outcomes: Outcomes, part: str, method: str) -> float:
 
 
 def draw(outcomes: Outcomes) -> Figure:
-    """Draw honest clients' accuracy and who is isolated, over the share of attackers."""
+    """Draw honest clients' accuracy and the isolated attackers, over the share of attackers."""
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(
@@ -352,7 +352,7 @@ def _draw_two_groups(upper: Axes, lower: Axes, outcomes: Outcomes, share: int, p
 
 
 def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
-    """Say whom each rule isolates, and what that is worth."""
+    """Describe which clients each rule isolates, and what that is worth."""
 
     def every(attack: str, method: str, name: str) -> list[float]:
         return [
@@ -377,7 +377,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
     by_thresholds = [m["methods"][THRESHOLDS]["recall"] for m in outcomes.of(f"sign {MOST}")]
     gained_by_thresholds = differences(f"sign {MOST}", THRESHOLDS, FL)
     lost_by_noise = differences(f"noise {MOST}", ORACLE, CFL)
-    # Who was isolated is by itself: nobody is left there whom its replies could be unlike.
+    # An isolated attacker is by itself: no client is there that its replies could be unlike.
     isolated_noise, aside_noise = every("noise", CFL, "recall"), every("noise", CFL, "set_aside")
     by_noise = list(map(max, isolated_noise, aside_noise))
     by_lies, only_lies = every("lies", CFL, "recall"), every("lies", CFL, "precision")
@@ -438,7 +438,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what honest clients have under the strongest attacks."""
+    """Describe what honest clients have under the strongest attacks."""
     told = []
     for attack, title in ATTACKS.items():
         part = f"{attack} {MOST}"

@@ -15,7 +15,7 @@ All clients hide what they send by a secret rotation. Beyond that:
   this standard deviation to each number; it sends no losses, so that the rule has nothing but
   half updates to go by. Epsilon is that of the client that sent most, for all its data at
   once, at delta = 1e-5. For comparison, plain federated learning with the same noise.
-- ``sketch 64``, ...: the server compares so many numbers of the hidden updates only; the
+- ``sketch 64``, ...: the server compares 64 numbers, ... of the hidden updates only; the
   updates themselves are averaged as before.
 """
 
@@ -80,7 +80,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
         validation_fraction=0.1,
         seed=seed,
     )
-    # Known to everybody, so that the figure can be measured again.
+    # Published here, so that the figure can be measured again.
     secret = Secret(bytes(32), run=f"figure 11, seed {seed}")
     privacy = Privacy(secret)
     if name.startswith("noise"):
@@ -130,7 +130,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
 
 
 def _number(name: str) -> float:
-    """Give the number in the name of a part."""
+    """Return the number in the name of a part."""
     return float(name.split()[-1])
 
 
@@ -169,7 +169,7 @@ def _accuracy(outcomes: Outcomes, name: str, method: str = "CFL") -> float:
 
 
 def _is_found(outcomes: Outcomes, name: str) -> bool:
-    """Say whether the groups were found in every run."""
+    """Return whether the groups were found in every run."""
     return all(measured["ari"] >= FOUND for measured in _of(outcomes, name))
 
 
@@ -242,7 +242,7 @@ def _draw_curves(
 
 
 def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
-    """Say what the groups survive, and where the noise hides them."""
+    """Describe what the groups survive, and where the noise hides them."""
     noises, sketches = _names(outcomes, "noise")[1:], _names(outcomes, "sketch")[1:]
     enough = [name for name in sketches if _number(name) >= ENOUGH]
     whole = [m["ari"] for name in ("none", *enough) for m in _of(outcomes, name)]
@@ -289,7 +289,7 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say where the groups are lost."""
+    """Describe where the groups are lost."""
     noises, sketches = _names(outcomes, "noise"), _names(outcomes, "sketch")[1:]
     found = [name for name in noises if _is_found(outcomes, name)]
     lost = [name for name in noises if name not in found]

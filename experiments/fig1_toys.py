@@ -98,13 +98,13 @@ def measure(part: str, seed: int, how: How) -> JSON:
 
 
 def shown(clients: list[fb.ClientData]) -> dict[str, list[float]]:
-    """Give the first points of each client: both coordinates and the class."""
+    """Return the first points of each client: both coordinates and the class."""
     x, y = (np.concatenate([client.train[i][:POINTS_SHOWN] for client in clients]) for i in (0, 1))
     return {"first": x[:, 0].tolist(), "second": x[:, 1].tolist(), "class": y.tolist()}
 
 
 def boundary(model: nn.Module) -> list[float]:
-    """Give a, b, c: the model says class 1 where a x + b y + c > 0."""
+    """Return a, b, c: the model says class 1 where a x + b y + c > 0."""
     weight, bias = (param.detach().cpu() for param in model.parameters())
     return [*(weight[1] - weight[0]).tolist(), float(bias[1] - bias[0])]
 
@@ -212,7 +212,7 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     texts = []
     for part in TITLES:
         fl, cfl = _accuracies(outcomes, part)

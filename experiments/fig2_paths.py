@@ -9,7 +9,7 @@ the same way whatever the rule until it is stationary; there the paper's rule (Î
 
 - ``incongruent``: two quadratic risks with different minima and curvatures.
 - ``congruent``: each risk is zero in an ellipse and grows outside it; the ellipses overlap
-  (grey). A client whose gradient is zero has nothing to send.
+  (grey). A client with a gradient of zero has nothing to send.
 
 The figure shows the risks' contours, the path from several starting points (one for each
 seed), the clients' descent directions at the end of the common path, how CFL goes on from there
@@ -57,14 +57,14 @@ SHAPES = (np.array([[1.0, 0.5], [0.5, 0.7]]), np.array([[0.5, -0.2], [-0.2, 1.1]
 
 
 def quadratic(point: Point, centre: Point, shape: NDArray) -> tuple[NDArray, NDArray]:
-    """Give a quadratic risk and its gradient at points of shape (..., 2)."""
+    """Compute a quadratic risk and its gradient at points of shape (..., 2)."""
     away = point - centre
     slope = away @ shape
     return 0.5 * (away * slope).sum(-1), slope
 
 
 def flat_inside(point: Point, centre: Point, shape: NDArray) -> tuple[NDArray, NDArray]:
-    """Give a risk that is zero in an ellipse, and its gradient, at points of shape (..., 2).
+    """Compute a risk that is zero in an ellipse, and its gradient, at points of shape (..., 2).
 
     Outside it is the 3/2th power of the distance by which a point is too far away, in the
     ellipse's own measure; so descent reaches the ellipse and does not only approach it.
@@ -83,7 +83,7 @@ RISKS: dict[str, Callable[..., tuple[NDArray, NDArray]]] = {
 
 
 def risk(case: str, client: str, point: Point) -> tuple[NDArray, NDArray]:
-    """Give a client's risk and its gradient."""
+    """Compute a client's risk and its gradient."""
     which = CLIENTS.index(client)
     return RISKS[case](point, CENTRES[case][which], SHAPES[which])
 
@@ -294,7 +294,7 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     apart, joint = outcomes.of("incongruent"), outcomes.of("congruent")
     rounds = mean_and_spread([m["split_in_round"] or ROUNDS for m in apart], digits=0)
     cosine = max(m["cosine"] for m in apart)

@@ -78,7 +78,7 @@ def unit_noise(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.f
 def clients_of(
     gradients: NDArray[np.float64], noise: NDArray[np.float64], gamma: float
 ) -> NDArray[np.float64]:
-    """Give every client its group's gradient plus noise of γ times that one's length."""
+    """Draw every client's gradient: its group's, plus noise of γ times that one's length."""
     own = np.repeat(gradients, noise.shape[1] // gradients.shape[1], axis=1)
     return own + gamma * np.linalg.norm(own, axis=-1, keepdims=True) * noise
 
@@ -117,7 +117,7 @@ def separation(clients: NDArray[np.float64], num_groups: int) -> Separation:
         weakest[is_weaker], weakest_at[is_weaker] = edge[is_weaker], step
         joined_at[trials, last] = step
         np.maximum(best, similarity[trials, last], out=best)
-    # Whoever joined before the weakest edge is on one side of it, all others on the other.
+    # Rows that joined before the weakest edge are on one side of it, all others on the other.
     side = joined_at < weakest_at[:, None]
     by_group = side.reshape(num_trials, num_groups, -1)
     is_correct = (by_group.all(axis=2) | ~by_group.any(axis=2)).all(axis=1)
@@ -167,7 +167,7 @@ def worst_case(k: int, share: float) -> float:
 
 
 def grid(quick: bool) -> tuple[list[int], list[float]]:
-    """Give the k and the γ to measure."""
+    """Return the k and the γ to measure."""
     if quick:
         return [2, 3, 5, 10, 15, 20], np.arange(0, 2.51, 0.25).tolist()
     return list(range(2, 21)), np.arange(0, 2.51, 0.125).tolist()
@@ -236,7 +236,7 @@ def special_cases(seed: int, num_trials: int, ks: list[int]) -> dict[str, JSON]:
 
 
 def pooled(outcomes: Outcomes, part: str, name: str) -> NDArray[np.float64]:
-    """Give shares over all trials of all seeds, shape (num_k, num_gamma)."""
+    """Compute shares over all trials of all seeds, shape (num_k, num_gamma)."""
     return np.mean([measured[name] for measured in outcomes.of(part)], axis=0)
 
 
@@ -366,7 +366,7 @@ def claims(outcomes: Outcomes, _quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     measured = outcomes.of("zero-sum")
     ks, gammas = measured[0]["k"], measured[0]["gamma"]
     texts = []

@@ -117,7 +117,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
 def federation(
     data_set: str, size: int, seed: int, how: How, *, is_balanced: bool = False
 ) -> dict[str, fb.ClientData]:
-    """Give every client some random images, with two labels exchanged as its group does."""
+    """Draw some images for every client, with two labels exchanged as its group does."""
     x, y = (mnist if data_set == "mnist" else cifar10)("train", how.data_dir, raw=True)
     rng = np.random.default_rng(seed)
     swaps = label_swaps(NUM_GROUPS, seed=seed)
@@ -149,29 +149,29 @@ def network(data_set: str, seed: int, how: How) -> nn.Module:
 
 
 def divides_no_group(split: fb.Bipartition, groups: list[str]) -> bool:
-    """Say whether the clients of every group are on one side."""
+    """Return whether the clients of every group are on one side."""
     left = {groups[row] for row in split.left_rows}
     return left.isdisjoint(groups[row] for row in split.right_rows)
 
 
 def sizes_of(outcomes: Outcomes, data_set: str) -> list[int]:
-    """Give the numbers of data points that were measured, ascending."""
+    """Return the numbers of data points that were measured, ascending."""
     parts = (part.split("-") for part in outcomes.parts if part != BALANCED)
     return sorted(int(size) for name, size in parts if name == data_set)
 
 
 def gaps(outcomes: Outcomes, data_set: str, size: int, signal: str) -> list[float]:
-    """Give the gap for each seed."""
+    """Return the gap for each seed."""
     return [measured[signal]["gap"] for measured in outcomes.of(f"{data_set}-{size}")]
 
 
 def mean_gaps(outcomes: Outcomes, data_set: str, signal: str) -> list[float]:
-    """Give the mean gap for each number of data points."""
+    """Compute the mean gap for each number of data points."""
     return [fmean(gaps(outcomes, data_set, size, signal)) for size in sizes_of(outcomes, data_set)]
 
 
 def enough(outcomes: Outcomes, data_set: str, signal: str) -> int | None:
-    """Give the number of data points from which on the mean gap is positive."""
+    """Return the number of data points from which on the mean gap is positive."""
     first = None
     for size in reversed(sizes_of(outcomes, data_set)):
         if fmean(gaps(outcomes, data_set, size, signal)) <= 0:
@@ -181,7 +181,7 @@ def enough(outcomes: Outcomes, data_set: str, signal: str) -> int | None:
 
 
 def always_correct(outcomes: Outcomes, data_set: str, signal: str) -> int | None:
-    """Give the number of data points from which on the bipartition is correct in all seeds."""
+    """Return the number of data points from which on the bipartition is correct in all seeds."""
     first = None
     for size in reversed(sizes_of(outcomes, data_set)):
         if not all(m[signal]["is_correct"] for m in outcomes.of(f"{data_set}-{size}")):
@@ -254,7 +254,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     lines = []
     for data_set, name in NAMES.items():
         sizes = sizes_of(outcomes, data_set)

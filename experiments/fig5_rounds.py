@@ -103,7 +103,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
 
 
 def federation(data_set: str, seed: int, how: How) -> dict[str, fb.ClientData]:
-    """Give every client some random images, with two labels exchanged as its group does."""
+    """Draw some images for every client, with two labels exchanged as its group does."""
     x, y = (mnist if data_set == "mnist" else cifar10)("train", how.data_dir, raw=True)
     rng = np.random.default_rng(seed)
     swaps = label_swaps(NUM_GROUPS, seed=seed)
@@ -132,13 +132,13 @@ def network(data_set: str, seed: int, how: How) -> nn.Module:
 
 
 def mean_gaps(outcomes: Outcomes, data_set: str, signal: str) -> list[float]:
-    """Give the mean gap after 0, 1, 2, ... rounds."""
+    """Compute the mean gap after 0, 1, 2, ... rounds."""
     runs = (measured[signal] for measured in outcomes.of(data_set))
     return [fmean(values) for values in zip(*runs, strict=True)]
 
 
 def positive_from(gaps: list[float]) -> int | None:
-    """Give the number of rounds from which on the gap is positive."""
+    """Return the number of rounds from which on the gap is positive."""
     not_yet = [rounds for rounds, gap in enumerate(gaps) if gap <= 0]
     first = max(not_yet, default=-1) + 1
     return first if first < len(gaps) else None
@@ -197,7 +197,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     lines = []
     for data_set in outcomes.parts:
         update, gradient = (

@@ -64,7 +64,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
 
 
 def federation(part: str, seed: int, how: How) -> dict[str, fb.ClientData]:
-    """Give two clients digits that one model can learn, or cannot."""
+    """Make two clients with digits that one model can learn, or cannot."""
     x, y = mnist("train", how.data_dir)
     size = 100 if how.quick else 10_000
     rng = np.random.default_rng(seed)
@@ -84,7 +84,7 @@ def federation(part: str, seed: int, how: How) -> dict[str, fb.ClientData]:
 
 
 def at_the_end(norms: list[float]) -> float:
-    """Give the median of the last tenth of the rounds."""
+    """Compute the median of the last tenth of the rounds."""
     return median(norms[-max(1, len(norms) // 10) :])
 
 
@@ -132,7 +132,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     texts = []
     for part in PARTS:
         measured = outcomes.of(part)

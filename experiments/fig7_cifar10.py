@@ -141,12 +141,12 @@ def outcome(run: fb.Run, clients: dict[str, fb.ClientData]) -> JSON:
 
 
 def at_the_end(measured: JSON) -> list[float]:
-    """Give every client's accuracy after the last round."""
+    """Return every client's accuracy after the last round."""
     return [accuracies[-1] for accuracies in measured["accuracy"].values()]
 
 
 def are_the_groups(measured: JSON) -> bool:
-    """Say whether the clusters are exactly the true groups."""
+    """Return whether the clusters are exactly the true groups."""
     truth: dict[str, set[str]] = {}
     for client_id, group in measured["groups"].items():
         truth.setdefault(group, set()).add(client_id)
@@ -154,7 +154,7 @@ def are_the_groups(measured: JSON) -> bool:
 
 
 def gain_at_a_split(measured: JSON) -> float:
-    """Give the largest mean gain of a cluster within some rounds after its split."""
+    """Compute the largest mean gain of a cluster within some rounds after its split."""
     gains = []
     for split in measured["splits"]:
         before = max(i for i, r in enumerate(measured["rounds"]) if r <= split["round"])
@@ -167,7 +167,7 @@ def gain_at_a_split(measured: JSON) -> float:
 
 
 def last_gaps(measured: JSON) -> list[float]:
-    """Give the gap of every final cluster, at the end."""
+    """Compute the gap of every final cluster, at the end."""
     inner = {str(split["node"]) for split in measured["splits"]}
     return [
         gaps[max(gaps, key=int)] for node, gaps in measured["gaps"].items() if node not in inner
@@ -233,7 +233,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     plain, staged, auto = (outcomes.of(part) for part in PARTS)
     worst = {id(m): min(at_the_end(m)) for m in (*staged, *auto)}
     splits = " / ".join(
@@ -314,7 +314,7 @@ def _draw_accuracy(axes: Axes, measured: JSON, plain: JSON) -> None:
 
 
 def _members_of_nodes(measured: JSON) -> dict[str, list[str]]:
-    """Give the clients of every node but the root: ids are given in the order of the splits."""
+    """Return the clients of every node but the root: ids follow the order of the splits."""
     members, next_node = {}, 1
     for split in measured["splits"]:
         for ids in split["groups"]:

@@ -137,7 +137,7 @@ def measure(part: str, seed: int, how: How) -> JSON:
 
 
 def rule(part: str, setting: Setting) -> fb.Rule:
-    """Give what decides about splits."""
+    """Return what decides about splits."""
     if part == "FL":
         return fb.NeverSplit()
     if part == "AutoRule":
@@ -177,14 +177,14 @@ def federation(setting: Setting, seed: int, how: How) -> tuple[dict[str, fb.Clie
 
 
 def first_articles(articles: Articles, count: int | None) -> Articles:
-    """Take so many articles; all, if None."""
+    """Take the first ``count`` articles; all, if None."""
     return Articles(articles.texts[:count], articles.topics[:count])
 
 
 def _windows(
     texts: list[str], vocabulary: Vocabulary, length: int, num_windows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make so many windows of texts."""
+    """Make ``num_windows`` windows of texts."""
     x, y = next_word_windows(texts, vocabulary, length=length)
     if len(x) < num_windows:
         raise ValueError(f"{len(texts)} articles give {len(x)} windows, not {num_windows}")
@@ -192,7 +192,7 @@ def _windows(
 
 
 def next_word_loss(scores: Tensor, words: Tensor) -> Tensor:
-    """Give the mean cross-entropy over all places of all windows."""
+    """Compute the mean cross-entropy over all places of all windows."""
     # The same as fedbranch's own, but without moving the scores around in memory.
     return functional.cross_entropy(scores.transpose(1, 2).flatten(0, 1), words.flatten())
 
@@ -224,12 +224,12 @@ def outcome(run: fb.Run, clients: dict[str, fb.ClientData]) -> JSON:
 
 
 def perplexity(loss: float | None) -> float:
-    """Give the number of words between which a model is as undecided as it is, in the mean."""
+    """Compute the number of words between which a model is undecided, in the mean."""
     return math.inf if loss is None else math.exp(loss)
 
 
 def gains(measured: JSON, plain: JSON) -> list[float]:
-    """Say by which share each client's perplexity at the end is below plain FL's."""
+    """Compute by which share each client's perplexity at the end is below plain FL's."""
     return [
         1 - ours[-1] / plain["perplexity"][client_id][-1]
         for client_id, ours in measured["perplexity"].items()
@@ -237,12 +237,12 @@ def gains(measured: JSON, plain: JSON) -> list[float]:
 
 
 def at_the_end(measured: JSON) -> float:
-    """Give the mean over clients of the perplexity after the last round."""
+    """Compute the mean over clients of the perplexity after the last round."""
     return fmean(values[-1] for values in measured["perplexity"].values())
 
 
 def are_the_topics(measured: JSON) -> bool:
-    """Say whether the clusters are exactly the clients of each topic."""
+    """Return whether the clusters are exactly the clients of each topic."""
     truth: dict[str, set[str]] = {}
     for client_id, topic in measured["topics"].items():
         truth.setdefault(topic, set()).add(client_id)
@@ -295,7 +295,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     plain = outcomes.of("FL")
     parts = [f"FL: perplexity {mean_and_spread(map(at_the_end, plain))}"]
     for part in outcomes.parts[1:]:

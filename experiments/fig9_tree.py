@@ -5,7 +5,7 @@
 MNIST. Clients differ in what they call the digits, in two steps: two families have nothing in
 common (a random permutation each), and the groups of a family have exchanged two pairs of
 labels each, the first none. There are groups A1, A2, B1, B2 and B3 with four clients each, and
-one newcomer for each group joins when the tree stands (round 120 of 150). Everybody has 240
+one newcomer for each group joins when the tree stands (round 120 of 150). Each client has 240
 examples of its own to train on, 60 for validation and 200 to be tested on. The model is a
 multilayer perceptron (784-64-10), trained by 3 epochs of SGD (learning rate 0.1, batches of 50)
 in each round.
@@ -137,7 +137,7 @@ def federation(setting: Setting, seed: int, how: How) -> dict[str, fb.ClientData
 
 
 def measure(_part: str, seed: int, how: How) -> JSON:
-    """Run CFL and describe the tree, who went down it, and the models on every path."""
+    """Run CFL and describe the tree, the clients that went down it, and the models on every path."""
     setting = QUICK if how.quick else FULL
     clients = federation(setting, seed, how)
     torch.manual_seed(seed)
@@ -224,7 +224,7 @@ def draw(outcomes: Outcomes) -> Figure:
 
 
 def places(nodes: list[JSON]) -> dict[int, tuple[float, int]]:
-    """Give every node a place: leaves side by side, parents above the middle of their children."""
+    """Place every node: leaves side by side, parents above the middle of their children."""
     children: dict[int | None, list[int]] = {}
     for node in nodes:
         children.setdefault(node["parent"], []).append(node["id"])
@@ -340,7 +340,7 @@ def _all(outcomes: Outcomes, name: str) -> list[JSON]:
 
 
 def _is_exact(measured: JSON) -> bool:
-    """Say whether the leaves are the true groups."""
+    """Return whether the leaves are the true groups."""
     leaf_of = {}
     for client in measured["clients"]:
         leaf_of.setdefault(client["group"], set()).add(client["path"][-1])
@@ -349,13 +349,13 @@ def _is_exact(measured: JSON) -> bool:
 
 
 def _finds_its_group(client: JSON, measured: JSON) -> bool:
-    """Say whether a newcomer ended at the leaf of its group, and of nobody else."""
+    """Return whether a newcomer ended at the leaf of its group alone."""
     leaf = next(node for node in measured["nodes"] if node["id"] == client["path"][-1])
     return [group for group, count in leaf["members"].items() if count] == [client["group"]]
 
 
 def _margins(outcomes: Outcomes) -> list[float]:
-    """Give how much more similar the chosen edge was than the other, for every step."""
+    """Compute how much more similar the chosen edge was than the other, for every step."""
     margins = []
     for step in _all(outcomes, "routed"):
         chosen = step["similarities"][str(step["to"])]
@@ -436,7 +436,7 @@ def claims(outcomes: Outcomes, quick: bool) -> list[Claim]:
 
 
 def summary(outcomes: Outcomes) -> str:
-    """Say what we get."""
+    """Describe what we get."""
     runs = outcomes.of("all")
 
     def mean_of(value: str | int) -> str:

@@ -85,7 +85,7 @@ class Outcomes(list[Outcome]):
     """All that was measured of a figure."""
 
     def of(self, part: str) -> list[JSON]:
-        """Give what was measured of a part, for each seed."""
+        """Return what was measured of a part, for each seed."""
         return [outcome.measured for outcome in self if outcome.part == part]
 
     @property
@@ -161,7 +161,7 @@ class Experiment:
     quick_data: Sequence[str] | None = None
 
     def command(self, *, quick: bool = False) -> str:
-        """Say how to run it."""
+        """Return the command that runs it."""
         flags = (" --quick" if quick else "") + (" --data-dir DEST" if self.data else "")
         return f"python -m experiments.{self.name}{flags}"
 
@@ -182,7 +182,7 @@ class Job:
     how: How
 
     def measure(self) -> Outcome:
-        """Do it, here."""
+        """Measure it in this process."""
         experiment: Experiment = import_module(f"experiments.{self.experiment}").EXPERIMENT
         began = time.perf_counter()
         measured = experiment.measure(self.part, self.seed, self.how)
@@ -196,14 +196,14 @@ class Job:
 
 
 def machine(device: str) -> str:
-    """Say what computes here."""
+    """Describe the machine: its processor, or its GPU."""
     uses_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     processor = torch.cuda.get_device_name() if uses_gpu else f"{os.cpu_count()} CPU cores"
     return f"{processor}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def measured(jobs: Sequence[Job], num_processes: int = 1) -> Iterator[tuple[Job, Outcome | None]]:
-    """Do all jobs, several at a time, and give the outcomes as they come.
+    """Measure all jobs, several at a time, and yield the outcomes as they come.
 
     Of a job that fails it prints why, and gives None; the others go on.
     """
@@ -372,7 +372,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def default_folder(how: How) -> Path:
-    """Say where results go: the committed ones are of full runs."""
+    """Return where results go: the committed ones are of full runs."""
     return Path("runs") / "quick" if how.quick else RESULTS
 
 

@@ -36,7 +36,7 @@ SHORTENED = {
 }
 NOT_RUN = {
     "fedbranch watch": "serves a page until it is stopped; tests of its own start and stop it",
-    "fedbranch data": "fetches over a network; tests of its own have a hub",
+    "fedbranch data": "fetches over a network; tests of its own have a server",
     "fedbranch audit": "takes minutes; tests of its own run parts of it",
     "fedbranch demo": "takes half a minute; tests of its own run it",
     "fedbranch run": "the file is the reader's; presets have tests of their own",
@@ -81,7 +81,7 @@ def readme(names, folder, monkeypatch):
 
 def data(names, folder, monkeypatch):
     """The published sets are small ones here, in the true formats."""
-    import data.small_sets as small
+    import data.sources.small_sets as small
     from fedbranch.data.sources import images, texts
     from fedbranch.sim import mlp
 
@@ -100,6 +100,8 @@ def data(names, folder, monkeypatch):
     monkeypatch.setenv("FEDBRANCH_DATA", str(sets))
     yield
     assert fb.simulate(mlp([4], 2, hidden=[], seed=0), names["clients"], rounds=1).evaluation
+    yield
+    assert names["client"].train.x.shape == (2, 2)
     yield
     assert fb.simulate(names["model"], names["wards"], rounds=1).clusters
     yield

@@ -13,7 +13,8 @@ from fedbranch.core import theory
 from fedbranch.core.blocked_linkage import hierarchy_of
 from fedbranch.core.geometry import cosine_error_bound, cosine_similarity, norms, weighted_mean
 from fedbranch.core.linkage import Bipartition, Hierarchy, bipartition, hierarchy, separation_gap
-from fedbranch.data.clients import ClientData, federate
+from fedbranch.data.clients import ClientData
+from fedbranch.data.federation import federate
 from fedbranch.errors import (
     CannotWrite,
     ClientFailed,

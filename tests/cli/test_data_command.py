@@ -3,24 +3,34 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
+from data.sources.file_server import FileServer, downloads_of
+
 ARTICLES = b'"3","Oil","Rises"\n"1","Summit","Ends"\n'
 
-# A module `datasets` as the command finds it on the path: AG-News with short articles.
-DATASETS = """
-def load_dataset(hub_id, *, split):
-    assert hub_id == "fancyzhx/ag_news"
-    for i in range({"train": 120_000, "test": 7_600}[split]):
-        yield {"text": f"Article {i}", "label": i % 4}
+# The command with another table of published files, as its first two arguments say.
+COMMAND = """
+import json, sys
+from dataclasses import replace
+from fedbranch.cli.commands import main
+from fedbranch.data.sources import Download, catalogue
+
+name, table = sys.argv[1], json.loads(sys.argv[2])
+downloads = tuple(
+    Download(name=entry["name"], sha256=entry["sha256"], urls=tuple(entry["urls"]))
+    for entry in table
+)
+catalogue.SOURCES = {**catalogue.SOURCES, name: replace(catalogue.SOURCES[name], downloads=downloads)}
+del sys.argv[1:3]
+main()
 """
-UNREACHABLE = """
-def load_dataset(hub_id, *, split):
-    raise ConnectionError(f"Couldn't reach {hub_id!r} on the Hub")
-"""
+NEWS = {"train.csv": ARTICLES, "test.csv": ARTICLES[:18]}
 
 
 @pytest.fixture
@@ -49,10 +59,19 @@ def fedbranch(*arguments, check=0, **environment):
     return result
 
 
-def on_path(folder, text):
-    folder.mkdir()
-    (folder / "datasets.py").write_text(text)
-    return folder
+def with_downloads(downloads, *arguments, check=0, **settings):
+    """Run the command with other addresses for the files of a set."""
+    result = subprocess.run(
+        from_server(downloads, *arguments), capture_output=True, text=True, timeout=120, **settings
+    )
+    assert result.returncode == check, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def from_server(downloads, name, *arguments):
+    table = json.dumps([asdict(download) for download in downloads])
+    return [sys.executable, "-c", COMMAND, name, table, "data", name, *map(str, arguments)]
 
 
 def test_all_sets_are_listed_with_what_is_there(data_dir):
@@ -106,32 +125,86 @@ def test_digits_need_no_folder(tmp_path):
     assert "1,797 images, 10 classes" in result.stdout
 
 
-def test_what_is_missing_is_fetched_and_from_then_on_there(tmp_path):
-    path = on_path(tmp_path / "library", DATASETS)
+def test_missing_files_are_fetched_and_from_then_on_there(tmp_path):
     arguments = ("ag_news", "--data-dir", tmp_path / "data")
-
-    fetched = data_command(*arguments, PYTHONPATH=path)
+    with FileServer(NEWS) as server:
+        fetched = with_downloads(downloads_of(NEWS, server.url), *arguments)
     again = data_command(*arguments)
 
     assert fetched.stdout == again.stdout
-    assert "  train  120,000 articles, 4 topics" in fetched.stdout
+    assert "  train  2 of 120,000 articles, 2 topics" in fetched.stdout
     assert "Every file is as it was fetched, by its SHA-256." in fetched.stdout
     assert fetched.stderr == ""
 
 
-def test_without_a_network_the_error_is_one_line(tmp_path):
-    path = on_path(tmp_path / "library", UNREACHABLE)
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_progress_is_shown_on_a_terminal(tmp_path):
+    terminal, its_end = os.openpty()
+    with FileServer(NEWS) as server:
+        process = subprocess.Popen(
+            from_server(downloads_of(NEWS, server.url), "ag_news", "--data-dir", tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=its_end,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+        )
+        os.close(its_end)
+        stdout, _ = process.communicate(timeout=60)
 
-    result = data_command("mnist", "--data-dir", tmp_path / "data", check=1, PYTHONPATH=path)
+    assert process.returncode == 0
+    assert stdout.startswith(b"AG-News in ")
+    shown = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    assert "train.csv" in shown
+    assert f"{len(ARTICLES)}/{len(ARTICLES)} bytes" in shown
+
+
+@pytest.mark.parametrize(("number", "said"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
+def test_a_signal_during_a_transfer_ends_it_in_one_line(tmp_path, number, said):
+    with FileServer(NEWS) as server:
+        server.stalled = {"test.csv"}
+        process = subprocess.Popen(
+            from_server(downloads_of(NEWS, server.url), "ag_news", "--data-dir", tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert server.sent_half.wait(60)
+        process.send_signal(getattr(signal, number))
+        stdout, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == 128 + getattr(signal, number)
+    assert (stdout, len(stderr.splitlines())) == ("", 1)
+    assert stderr.startswith(f"fedbranch: {said}; complete files were kept")
+    assert sorted(p.name for p in (tmp_path / "ag_news").iterdir()) == ["SHA256SUMS", "train.csv"]
+
+
+def test_without_a_network_the_error_is_one_line(tmp_path):
+    files = {"train.csv": b"", "test.csv": b""}
+
+    result = with_downloads(
+        downloads_of(files, "http://127.0.0.1:9/"), "ag_news", "--data-dir", tmp_path, check=1
+    )
 
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("fedbranch: MNIST cannot be fetched: the hub did not give")
-    assert str(tmp_path / "data" / "mnist") in result.stderr
+    assert result.stderr.startswith("fedbranch: AG-News cannot be fetched: train.csv could not be")
+    assert str(tmp_path / "ag_news") in result.stderr
+
+
+def test_a_changed_file_is_an_error_in_one_line(tmp_path):
+    with FileServer(NEWS | {"train.csv": b"<html>"}) as server:
+        result = with_downloads(
+            downloads_of(NEWS, server.url), "ag_news", "--data-dir", tmp_path, check=1
+        )
+
+    assert "train.csv is not the published file" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path):
-    path = on_path(tmp_path / "library", "raise ModuleNotFoundError(name='datasets')")
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "pooch.py").write_text("raise ModuleNotFoundError(name='pooch')")
+    path = os.pathsep.join([str(tmp_path / "library"), os.environ.get("PYTHONPATH", "")])
 
     result = data_command("cifar10", "--data-dir", tmp_path / "data", check=1, PYTHONPATH=path)
 

@@ -18,6 +18,7 @@ from fedbranch.flower import ClusteredStrategy, exchange, federation
 from fedbranch.flower.testing import FakeNode
 from fedbranch.report.facts.run import read_run
 from fedbranch.runs import RunFolder
+from fedbranch.server.state import ServerState
 from flower.federations import (
     RULE,
     SEED,
@@ -49,7 +50,7 @@ def simulate(clients, model, **settings):
 
 def tree_fingerprint(tree):
     server = fb.Server(tree.num_params, num_buffers=tree.num_buffers, rule=RULE)
-    server.tree = tree
+    server.state = ServerState.of(tree)
     return fingerprint(server)
 
 

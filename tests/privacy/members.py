@@ -1,4 +1,4 @@
-"""Members of small federations, and what they do when nobody disturbs them."""
+"""Members of small federations, and what they do when the server interferes with nothing."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fedbranch.privacy import Identity, Member, Roster
 
 
 def identities(num_members):
-    """Fresh identities, the one who leads first."""
+    """Make identities; the one that leads comes first."""
     return sorted((Identity.new() for _ in range(num_members)), key=lambda one: one.fingerprint)
 
 
@@ -16,7 +16,7 @@ def roster_of(members, run="test", epoch=1):
 
 
 def federation(num_members, run="test", epoch=1):
-    """Members that know each other and nothing else, the one who leads first."""
+    """Make members that have the same roster and no secret; the leader comes first."""
     people = identities(num_members)
     roster = roster_of(people, run, epoch)
     return [Member(identity, roster) for identity in people]
@@ -27,7 +27,7 @@ def cards_of(members):
 
 
 def founded(leader, others):
-    """Let a leader draw a secret for some others, who open it."""
+    """Let a leader draw a secret and seal it to some members, which open it."""
     envelopes = leader.seal(cards_of(others))
     for other in others:
         other.open(envelopes[other.fingerprint])

@@ -1,4 +1,4 @@
-"""Noise for each client: what is sent, and what it promises."""
+"""Noise for each client: what is sent, and which privacy it gives."""
 
 import math
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_the_updates_of_both_halves_get_noise_of_their_own():
     assert abs(np.corrcoef(of_first, of_second)[0, 1]) < 0.02  # more than four deviations
 
 
-def test_what_has_no_noise_is_not_sent():
+def test_metrics_and_buffers_are_not_sent():
     update = Update(vector(), 20, metrics={"loss": 0.3}, base="3.1", buffers=np.zeros(0))
 
     reply = sent(Noise(clip=1.0, multiplier=1.0), update)
@@ -102,7 +102,7 @@ def test_what_has_no_noise_is_not_sent():
     assert reply.metrics == {}
     assert reply.buffers is None
     assert (reply.num_examples, reply.base) == (20, "3.1")
-    assert update.metrics == {"loss": 0.3}  # the client's own is as it was
+    assert update.metrics == {"loss": 0.3}  # the client's own update is unchanged
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_has_no_noise_is_not_sent():
         ({"signal": np.ones(1000, np.float32)}, "send_gradient=False"),
     ],
 )
-def test_what_cannot_get_noise_is_refused(extra, message):
+def test_buffers_and_signals_are_refused(extra, message):
     with pytest.raises(ValueError, match=message):
         sent(Noise(clip=1.0, multiplier=1.0), replace(Update(vector(), 1), **extra))
 
@@ -144,7 +144,7 @@ def test_one_half_that_diverged_counts_as_zero_too():
     assert np.isfinite(reply.half_difference).all()
 
 
-# What it promises
+# The privacy it gives
 
 
 def delta_of(deviation, epsilon):
@@ -212,7 +212,7 @@ def test_nothing_sent_tells_nothing_and_no_noise_protects_nothing():
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 200.0])
-def test_noise_for_a_promise_keeps_it(epsilon):
+def test_noise_for_an_epsilon_has_that_epsilon(epsilon):
     noise = Noise.for_epsilon(epsilon, delta=1e-6, num_releases=25, clip=0.1)
 
     assert noise.clip == 0.1

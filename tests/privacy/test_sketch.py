@@ -1,4 +1,4 @@
-"""Sketches of hidden updates: how far their cosines are off, and what breaks them."""
+"""Sketches of hidden updates: the errors of their cosines, and what breaks them."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ def secrets():
 
 
 def pair(cosine, kind):
-    """Two unit vectors with this cosine: full, or with two numbers that are not zero."""
+    """Make two unit vectors with this cosine: full, or with two numbers that are not zero."""
     rng = np.random.default_rng(5)
     basis = np.zeros((2, NUM_PARAMS))
     if kind == "sparse":
@@ -30,7 +30,7 @@ def pair(cosine, kind):
 
 
 def sketched_cosines(plain, size):
-    """The cosine of the sketches, for many secrets."""
+    """Compute the cosine of the sketches for many secrets."""
     found = []
     for secret in secrets():
         rotation = Rotation(secret, NUM_PARAMS, "test")
@@ -63,7 +63,7 @@ def test_inner_products_are_right_on_average():
 
 @pytest.mark.parametrize("size", [100, 1000])
 @pytest.mark.parametrize("cosine", [-0.3, 0.0, 0.5, 0.9])
-def test_cosines_are_typically_off_by_the_stated_deviation(cosine, size):
+def test_errors_of_cosines_have_the_stated_deviation(cosine, size):
     errors = sketched_cosines(pair(cosine, "full"), size) - cosine
 
     typical = Sketch(NUM_PARAMS, size).typical_error(cosine)
@@ -74,14 +74,14 @@ def test_cosines_are_typically_off_by_the_stated_deviation(cosine, size):
 @pytest.mark.parametrize(("size", "failure"), [(200, 0.25), (1000, 0.05), (3000, 0.01)])
 @pytest.mark.parametrize("cosine", [-0.3, 0.0, 0.9])
 @pytest.mark.parametrize("kind", ["full", "sparse"])
-def test_cosines_are_rarely_off_by_more_than_the_bound(kind, cosine, size, failure):
+def test_errors_of_cosines_rarely_exceed_the_bound(kind, cosine, size, failure):
     errors = np.abs(sketched_cosines(pair(cosine, kind), size) - cosine)
 
     bound = Sketch(NUM_PARAMS, size).error_bound(cosine, failure=failure)
     assert np.quantile(errors, 1 - failure) <= bound < 1
 
 
-def test_the_bound_says_something_at_size_1000():
+def test_the_bound_is_useful_at_size_1000():
     # For a model of any size. Two groups that the paper's theorem separates differ by more.
     sketch = Sketch(10**8, 1000)
 
@@ -93,7 +93,7 @@ def test_the_bound_says_something_at_size_1000():
 def test_the_bound_shrinks_with_the_size_to_zero():
     bounds = [Sketch(5000, size).error_bound(0.2) for size in (16, 200, 1000, 4000, 5000)]
 
-    assert bounds[0] == math.inf  # too few to promise anything
+    assert bounds[0] == math.inf  # too few for any bound
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[-1] == 0
 

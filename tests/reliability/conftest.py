@@ -1,4 +1,4 @@
-"""What the reliability tests share: every one of them states a figure for the committed table."""
+"""The fixture with which each reliability test notes its row of the committed table."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 @pytest.fixture
 def measured() -> Callable[[str, str], None]:
-    """Note what a row of the table came to: the row's key in ``table.ROWS``, and the result.
+    """Return a function that notes the result of a row of the table.
 
-    It goes to the folder that the environment variable names, one file for each row, for
-    ``python -m tests.reliability.table``; without that variable it is only printed.
+    It takes the row's key in ``studies.reliability_table.ROWS`` and the result. It prints both.
+    If the environment variable FEDBRANCH_RELIABILITY names a folder, it also writes them there,
+    one file for each row, for ``python -m studies.reliability_table``.
     """
 
     def note(row: str, result: str) -> None:

@@ -1,9 +1,9 @@
-"""What the file readers are fed, and how to fuzz them with atheris (extra ``[fuzz]``).
+"""Files for fuzzing the readers, and fuzzing with atheris (extra ``[fuzz]``).
 
     python -m tests.reliability.fuzz_files [number of files]
 
-Raw bytes hardly get past a checksum, so most files here are damaged before they are sealed:
-an attacker can compute a checksum as well.
+Damaged bytes hardly pass a checksum, so most files here are damaged before they are sealed. An
+attacker can compute a checksum as well.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def make_folder(path: Path) -> Path:
 
 
 class Folder:
-    """A run folder whose files are replaced one at a time, read, and put back."""
+    """A run folder; its files are replaced one at a time, read, and put back."""
 
     def __init__(self, path: Path, template: Path | None = None) -> None:
         self.path = make_folder(path) if template is None else shutil.copytree(template, path)
         self.contents = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
     def read_with(self, name: str, content: bytes) -> str:
-        """Read everything with another content of one file; give what came of it."""
+        """Read the folder with another content of one file; return "read" or "refused"."""
         path = self.path / name
         path.write_bytes(content)
         try:
@@ -73,7 +73,7 @@ class Folder:
             path.write_bytes(self.contents[path])
 
     def read_with_tensors(self, content: bytes) -> str:
-        """Read everything with another file of the leaves, which the state does name."""
+        """Read the folder with another file of the leaves, which the state names correctly."""
         path = self.path / "state" / "state.json"
         document = unseal(self.contents[path])
         digest = hashlib.sha256(content).hexdigest()
@@ -99,7 +99,7 @@ class Folder:
 
 
 def read_everything(path: Path) -> str:
-    """Read a run folder as reports and a resumed run do; only errors of ours may come."""
+    """Read a run folder as reports and a resumed run do; other errors than ours come out."""
     outcomes = []
     for read in (
         lambda: RunFolder(path).summary,
@@ -119,7 +119,7 @@ def read_everything(path: Path) -> str:
 
 
 def read_experiment(text: str) -> str:
-    """Read an experiment; only errors of ours may come."""
+    """Read an experiment; other errors than ours come out."""
     try:
         Experiment.parse(text, "fuzzed")
     except FedbranchError:
@@ -128,12 +128,12 @@ def read_experiment(text: str) -> str:
 
 
 def with_header(header: bytes, data: bytes = b"", length: int | None = None) -> bytes:
-    """Give a safetensors file with a header that may say anything."""
+    """Return a safetensors file with any header."""
     return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
 def replaced(document: object, number: int, value: object) -> object:
-    """Put a value in the place of the n-th part of a JSON document, counted from its root."""
+    """Replace the n-th part of a JSON document, counted from its root, by a value."""
     document = json.loads(json.dumps(document))
     places: list[tuple[object, object]] = []
 
@@ -151,12 +151,12 @@ def replaced(document: object, number: int, value: object) -> object:
 
     walk(document)
     part, key = places[number % len(places)]
-    part[key] = value  # type: ignore[index]  # a list or a dict: walk found it so
+    part[key] = value  # type: ignore[index]  # walk finds lists and dicts only
     return document
 
 
 def own_functions() -> list:
-    """Give every function of the readers, for atheris to watch which branches a file takes."""
+    """Return all functions of the readers, for atheris to watch which branches a file takes."""
     functions = []
     for module in (checkpoint, experiment, files, records, runs, server, settings, tree):
         for value in vars(module).values():
@@ -167,7 +167,7 @@ def own_functions() -> list:
 
 
 def main() -> None:
-    """Fuzz with atheris; its last lines say how many files were read."""
+    """Fuzz with atheris, which prints the number of files at its end."""
     import atheris
 
     num_files = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000

@@ -1,4 +1,4 @@
-"""A command that is stopped by a signal, watched from outside."""
+"""Commands that are stopped by a signal, watched from outside."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "fedbranch"]
-MOST_SECONDS = 30  # to stop; the promise is 10, but a busy machine breaks no promise of ours
+MAX_SECONDS_TO_STOP = 30  # 10 are promised; a busy machine may take longer
 
-# Worker processes train it; the clients are split in round 7 of 24.
+# Worker processes train the clients, which are split in round 7 of 24.
 CONFIG = """
 rounds = 24
 checkpoint_every = 3
@@ -38,7 +38,7 @@ gamma_max = 0.5
 
 @dataclass(frozen=True)
 class Stopped:
-    """How a command has ended."""
+    """The end of a command."""
 
     code: int
     errors: str
@@ -48,7 +48,7 @@ class Stopped:
 
 
 def start(command: list[str], cwd: Path) -> subprocess.Popen[str]:
-    """Start a command on two cores, as a leader of processes, so that all can be signalled."""
+    """Start a command on two cores, in a process group of its own, so that all can be signalled."""
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
@@ -77,25 +77,25 @@ def stop(
             (os.killpg if whole_group else os.kill)(process.pid, number)
         time.sleep(0.02)
     try:
-        _, errors = process.communicate(timeout=MOST_SECONDS)
+        _, errors = process.communicate(timeout=MAX_SECONDS_TO_STOP)
         seconds = time.monotonic() - begun
         wait_until(lambda: not any(map(is_running, worker_ids)), or_go_on_after=5)
         left = [pid for pid in worker_ids if is_running(pid)] + in_session(process.pid)
     finally:
-        with contextlib.suppress(ProcessLookupError):  # so that no failed test leaves them behind
+        with contextlib.suppress(ProcessLookupError):  # no failed test leaves processes behind
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     return Stopped(process.returncode, errors, seconds, len(worker_ids), left)
 
 
 def wait_for_rounds(process: subprocess.Popen[str], folder: Path, num_rounds: int) -> None:
-    """Wait until a run has got so far."""
+    """Wait until a run has written ``num_rounds`` rounds."""
     wait_until(lambda: num_lines(folder / "history.jsonl") >= num_rounds or has_ended(process))
     assert not has_ended(process), process.communicate()
 
 
 def wait_until_it_can_be_stopped(process: subprocess.Popen[str]) -> None:
-    """Wait until a command does something about SIGTERM: before that, it has done nothing."""
+    """Wait until a command handles SIGTERM; until then it has not begun."""
 
     def catches_it() -> bool:
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -136,14 +136,14 @@ def is_running(pid: int) -> bool:
 
 
 def in_session(leader: int) -> list[int]:
-    """Give the processes that a leader has started, and theirs, also if it is gone."""
+    """Return all running processes of a leader's session, also after the leader has ended."""
     ids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [i for i in ids if i != leader and (s := _stat(i)) is not None
             and int(s[3]) == leader and s[0] not in "ZX"]  # fmt: skip
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Give what the kernel says of a process, from its state on."""
+    """Return the fields of /proc/PID/stat from the state on; None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -151,7 +151,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def folder_digest(folder: Path, *, except_for: str | None = None) -> str:
-    """Give the SHA-256 of all that a run folder holds, perhaps but for one file."""
+    """Return the SHA-256 of a run folder's files, without the one named ``except_for``."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != except_for:

@@ -1,9 +1,9 @@
-"""A federation without data: every node pulls towards an optimum of its own, in a Flower app.
+"""A federation without data: each node pulls towards an optimum of its own, in a Flower app.
 
     python quadratic_app.py FOLDER NUM_ROUNDS SECONDS
 
-runs one over a grid in memory, with its run folder there, and goes on if it was begun before;
-every training takes so many seconds.
+runs one over a grid in memory, with its run folder in FOLDER, and resumes it if there is one. The
+training of each client takes SECONDS.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def group_of(partition: int, num_groups: int) -> int:
 
 
 def optimum_of(partition: int, num_groups: int) -> np.ndarray:
-    """Optima of a group lie together, those of groups far apart."""
+    """Return a client's optimum: near those of its group, far from those of other groups."""
     centers = 5 * np.linalg.qr(np.random.default_rng(0).normal(size=(DIM, DIM)))[0]
     noise = np.random.default_rng(partition).normal(size=DIM)
     return (centers[group_of(partition, num_groups)] + 0.05 * noise).astype(np.float32)
 
 
 def make_app(num_groups: int, *, seconds: float = 0.0) -> ClientApp:
-    """Clients with risk ½‖θ - optimum‖² that go half the way in every round."""
+    """Make clients with risk ½‖θ - optimum‖² that go half of the way in each round."""
     app = ClientApp()
 
     def read(message: Message, context: Context):

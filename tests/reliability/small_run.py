@@ -1,4 +1,4 @@
-"""A small run with splits, a client that joins late and one that leaves; and processes for it."""
+"""A small run with splits, a client that joins late and one that leaves, and processes for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRAINING = fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=10)
 
 
 def make_clients() -> dict[str, fb.ClientData]:
-    """Points left and right of a line; every second client names the sides the other way."""
+    """Make points left and right of a line; every second client has the labels exchanged."""
     clients = {}
     for i in range(8):
         rng = np.random.default_rng(i)
@@ -60,7 +60,7 @@ def play(folder: Path, *, resume: bool = False, rounds: int = ROUNDS) -> fb.Run:
 
 
 def digest(folder: Path) -> str:
-    """One SHA-256 for the names and contents of all files in a folder."""
+    """Return one SHA-256 for the names and contents of all files in a folder."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -70,9 +70,9 @@ def digest(folder: Path) -> str:
 
 
 def processes():
-    """Processes that have everything imported when they start, and share no thread with us."""
+    """Return a context of processes that have all imports at their start and none of our threads."""
     context = multiprocessing.get_context("forkserver")
-    # Under its full name, which that process can import wherever the tests were started from.
+    # The full name, which those processes can import wherever the tests were started from.
     context.set_forkserver_preload(["pytest", "safetensors.numpy", "fedbranch.sim", __name__])
     return context
 
@@ -82,7 +82,7 @@ def tensors_of(number):
 
 
 def save_again_and_again(folder, acknowledge):
-    """Save 1, 2, 3, ... from where the last process was killed, and say what is saved."""
+    """Save 1, 2, 3, ... from where the last process was killed, and send each saved number."""
     number = read_checkpoint(folder, "counter")[0]["number"] if has_checkpoint(folder) else 0
     fixed = LastingTensors(lambda: {"x": tensors_of(-1)})
     while True:
@@ -97,7 +97,7 @@ def peak_bytes():
 
 
 def read_hostile(path, answer):
-    """Read a folder in a process of its own; say how that ended and what memory it took."""
+    """Read a folder in a process of its own; send the errors and the memory that it took."""
     before = peak_bytes()
     refused = []
     run = None

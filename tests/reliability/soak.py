@@ -1,8 +1,8 @@
-"""Two long runs, whose memory and open files are looked at as they go.
+"""Two long runs that note their memory and open files.
 
     python -m tests.reliability.soak server|simulate ROUNDS FOLDER
 
-prints, as JSON, what was seen after every hundredth round.
+prints as JSON the memory and the open files after every hundredth round, and counts of events.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fedbranch import RoundRecord, Server, Thresholds, Update
 from fedbranch.runs import Round, RunFolder
 
 LOOK_EVERY = 100
-MOST_PRESENT = 30
+NUM_PRESENT = 30
 
 
 class Watch:
-    """Notes what a process holds, and what happened in its rounds."""
+    """Notes of a process's memory and open files, and of what happened in its rounds."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, int]] = []
         self.events: Counter[str] = Counter()
 
     def after(self, record: RoundRecord) -> None:
-        """Look at a round."""
+        """Note a round."""
         self.events.update(decision.verdict for decision in record.decisions)
         self.events.update(
             joined=len(record.joined), left=len(record.left), routed=len(record.routed)
@@ -40,12 +40,12 @@ class Watch:
                 {
                     "round": record.round,
                     "memory_bytes": _memory_bytes(),
-                    "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # a count
+                    "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # only counted
                 }
             )
 
     def print(self) -> None:
-        """Say it all."""
+        """Print all notes as JSON."""
         print(json.dumps({"seen": self.seen, "events": self.events}))
 
 
@@ -57,7 +57,7 @@ def _memory_bytes() -> int:
 def serve(rounds: int, folder: Path, watch: Watch) -> None:
     """Drive a server by hand: clients come, go and are routed anew; splits are undone.
 
-    Each of them pulls towards the optimum of its group.
+    Each client pulls towards the optimum of its group.
     """
     rng = np.random.default_rng(0)
     num_params, num_groups = 200, 4
@@ -67,7 +67,7 @@ def serve(rounds: int, folder: Path, watch: Watch) -> None:
     present: dict[str, int] = {}  # client id -> group
     num_clients = 0
     for number in range(1, rounds + 1):
-        while len(present) < MOST_PRESENT:  # also in place of those who have left
+        while len(present) < NUM_PRESENT:  # clients that have left are replaced
             present[f"client-{num_clients}"] = num_clients % num_groups
             num_clients += 1
         if number % 3 == 0:
@@ -103,7 +103,7 @@ def serve(rounds: int, folder: Path, watch: Watch) -> None:
 
 
 def simulate(rounds: int, folder: Path, watch: Watch) -> None:
-    """Let the simulator run, with clients that come and go."""
+    """Run the simulator with clients that come and go."""
     import torch
 
     import fedbranch as fb
@@ -133,7 +133,7 @@ def simulate(rounds: int, folder: Path, watch: Watch) -> None:
 
 
 def main() -> None:
-    """Run one of them."""
+    """Run the one that the command line names."""
     kind, rounds, folder = sys.argv[1:]
     watch = Watch()
     {"server": serve, "simulate": simulate}[kind](int(rounds), Path(folder), watch)

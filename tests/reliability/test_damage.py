@@ -1,4 +1,4 @@
-"""Cut, changed, missing and swapped files; full disks. Never wrong data."""
+"""Cut, changed, missing and swapped files, and full disks, never lead to wrong data."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from tests.reliability.small_run import digest, play
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A finished run; nobody changes it."""
+    """A finished run, which no test changes."""
     folder = tmp_path_factory.mktemp("damage") / "whole"
     play(folder)
     return folder
@@ -26,7 +26,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def folder(whole, tmp_path):
-    """A copy of it."""
+    """A copy of the finished run, to be damaged."""
     return shutil.copytree(whole, tmp_path / "run")
 
 
@@ -40,7 +40,7 @@ READERS = {
 
 
 def previous_of(folder):
-    """What the readers of a state give if only the one before it is whole."""
+    """Return what the readers of a state find if only the state before it is whole."""
     server = Server.from_state(*read_generation(folder / "state", "server", "previous"))
     return {"tree": server.tree.client_ids, "server": fingerprint(server)}
 
@@ -50,7 +50,7 @@ def read_all(folder):
 
 
 def result_or_message(call, *args, **kwargs):
-    """Give what a call gives and None, or None and the message of an error of ours."""
+    """Return a call's result and None, or None and the message of an error of ours."""
     try:
         return call(*args, **kwargs), None
     except FedbranchError as error:
@@ -58,9 +58,9 @@ def result_or_message(call, *args, **kwargs):
 
 
 def judge(folder, files, right, previous):
-    """Say what came of damage to some files: what every reader gave, and if that is allowed.
+    """Return the outcomes of all readers after damage to some files.
 
-    Of wrong data, foreign errors, and errors that name none of the files, we make failures.
+    Fails on wrong data, on foreign errors, and on errors that name none of the files.
     """
     outcomes = set()
     for name, read in READERS.items():
@@ -87,12 +87,12 @@ def files_of(folder):
 
 
 def spread(size, number):
-    """So many places of a file, its first and last among them."""
+    """Return ``number`` places of a file, its first and last among them."""
     return sorted({round(i * (size - 1) / (number - 1)) for i in range(number)})
 
 
 def damage_every_file(folder, num_lengths, num_flips):
-    """Damage every file in every way; give how often that came to what."""
+    """Damage each file in each way; return the number of cases and counts of outcomes."""
     right, previous = read_all(folder), previous_of(folder)
     rng = random.Random(0)
     counts = {}
@@ -180,7 +180,7 @@ def test_a_run_whose_files_are_damaged_ends_with_the_same_bytes_or_a_named_error
             assert path.name in message
             outcomes[path.name] = "error"
             continue
-        # What nobody needs is as it was before: the state before this one, if this one is whole.
+        # A file that is not needed stays damaged: the state before this one, if this one is whole.
         outcomes[path.name] = "fallback" if warned else "unneeded"
         if not warned:
             damaged.write_bytes(path.read_bytes())
@@ -198,7 +198,7 @@ def test_a_run_whose_files_are_damaged_ends_with_the_same_bytes_or_a_named_error
 
 
 class FullDisk:
-    """The operating system, whose n-th call that writes something fails."""
+    """An operating system that fails at its n-th call that writes."""
 
     def __init__(self, monkeypatch, fails_at, reason=errno.ENOSPC):
         self.num_calls = 0
@@ -222,7 +222,7 @@ class FullDisk:
 
 
 def play_one_more_round(run, server):
-    """What a driver does at the end of a round."""
+    """Play one more round as a driver does, and save it."""
     server.plan(["c0"])
     run.append(Round(record=server.step({})))
     run.save_server(server)
@@ -236,7 +236,7 @@ def loaded_without_warning(folder):
 
 
 def fail_at_every_call(whole, tmp_path, monkeypatch, reason):
-    """Let every single call of a save fail once; give how many there are."""
+    """Let each call of a save fail once; return the number of calls."""
     undisturbed = shutil.copytree(whole, tmp_path / f"undisturbed-{reason}")
     before = loaded_without_warning(undisturbed)
     with monkeypatch.context() as patch:

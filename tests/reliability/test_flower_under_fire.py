@@ -1,4 +1,4 @@
-"""A federation whose clients fail, whose server is killed, and that answers all at once."""
+"""Federations with failing clients, a killed server, or nodes that answer all at once."""
 
 import hashlib
 import itertools
@@ -39,7 +39,7 @@ from reliability.quadratic_app import (
 
 
 class Unreliable:
-    """What arrives of the replies: in each round some nodes are silent, fail, or are late."""
+    """Replies that partly arrive: in each round some nodes are silent, fail, or are late."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -69,7 +69,7 @@ class Unreliable:
 
 
 def coverages(result, rule, num_clients=20):
-    """For every split, how many clients took part in it and how many the rule needs."""
+    """Return, for each split, the numbers of clients that took part and that the rule needs."""
     sizes = {0: num_clients}
     found = []
     for entry in result.history:
@@ -92,7 +92,7 @@ RULES = {"the default rule": fb.AutoRule(), "thresholds": RULE}
 
 
 @pytest.mark.reliability
-def test_clients_that_fail_all_the_time_are_grouped_all_the_same(measured):
+def test_clients_that_keep_failing_are_still_grouped_right(measured):
     num_right, num_runs, shares, counts = 0, 0, [], {}
     for rule in RULES.values():
         for seed in range(3):
@@ -124,7 +124,7 @@ NUM_ROUNDS, SECONDS_PER_CLIENT = 40, 0.003
 
 
 def serve(folder, *, until=None):
-    """Run a federation's server in a process of its own; kill it when ``until`` says so."""
+    """Run a federation's server in a process of its own; kill it once ``until()`` is true."""
     process = subprocess.Popen(
         [sys.executable, SCRIPT, folder, str(NUM_ROUNDS), str(SECONDS_PER_CLIENT)],
         env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "RAY_DISABLE_DOCKER_CPU_WARNING": "1"},
@@ -146,7 +146,7 @@ def num_rounds_done(folder):
 
 
 def outcome(folder):
-    """The saved server, digested, and its assignments; and the digest of the history."""
+    """Return the saved server's clusters, positions and nodes, and digests of state and history."""
     run = RunFolder(folder)
     server = fb.Server.load(run.path / "state")
     tree = server.tree
@@ -204,7 +204,7 @@ def test_a_server_that_is_killed_comes_to_the_same_tree(tmp_path, measured):
 
 
 class ThreadedGrid(FakeGrid):
-    """Every node answers in a thread of its own, when it likes."""
+    """A grid in which each node answers in a thread of its own, in any order."""
 
     def __init__(self, *args, num_threads: int, **settings) -> None:
         super().__init__(*args, **settings)
@@ -241,7 +241,7 @@ class ThreadedGrid(FakeGrid):
 
 
 class Timed(ClusteredStrategy):
-    """Notes how long each round takes, beyond waiting for the nodes."""
+    """A strategy that notes the time of each round, without waiting for the nodes."""
 
     def __init__(self, grid, **settings) -> None:
         super().__init__(**settings)
@@ -274,7 +274,7 @@ def test_no_update_of_200_threads_is_lost(measured):
     assert not any(record.refused for record in records)
     num_used = sum(len(record.metrics) for record in records)
     assert num_used == grid.num_answers["train"] >= num_clients * (num_rounds - 1)
-    for record in records:  # every one the right client's, and of this round
+    for record in records:  # each update is the right client's, and of this round
         for of_client, metrics in record.metrics.items():
             assert metrics["in-round"] == record.round, of_client
     assert result.history == one_by_one.history

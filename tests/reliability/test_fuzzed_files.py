@@ -1,4 +1,4 @@
-"""Files that nobody of us wrote: fuzzed ones, and such as are made to hurt."""
+"""Fuzzed files, and files that are made to do harm, are read or refused."""
 
 import importlib.util
 import json
@@ -56,7 +56,7 @@ def edited(content, edits):
 
 
 class Counted:
-    """How many files were read, and how many of them were refused."""
+    """Counts of files that were read or refused."""
 
     def __init__(self):
         self.num_files = self.num_refused = 0
@@ -67,7 +67,7 @@ class Counted:
 
 
 def fuzz(tmp_path, files_per_kind):
-    """Feed the readers; whatever is not an error of ours comes out here."""
+    """Feed the readers; other errors than ours come out."""
     folder, counted = Folder(tmp_path / "run"), Counted()
     often = settings(
         max_examples=files_per_kind,
@@ -161,7 +161,7 @@ def atheris_runs(num_files):
     return int(re.search(r"stat::number_of_executed_units: *(\d+)", done.stderr)[1])
 
 
-# Files that are made to hurt
+# Files that are made to do harm
 
 F32 = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
 
@@ -191,7 +191,7 @@ TENSORS = {
     "a dtype of another size": lambda: header(a={**F32, "dtype": "F64"}),
     "no such dtype": lambda: header(a={**F32, "dtype": "F7"}),
     "a shape of 10**15 numbers": lambda: header(a={**F32, "shape": [10**15]}),
-    "a shape whose product overflows": lambda: header(a={**F32, "shape": [2**40, 2**40]}),
+    "a shape with a product that overflows": lambda: header(a={**F32, "shape": [2**40, 2**40]}),
     "a negative shape": lambda: header(a={**F32, "shape": [-3]}),
     "a shape that is not a number": lambda: header(a={**F32, "shape": [float("nan")]}),
     "an empty file": lambda: b"",
@@ -215,7 +215,7 @@ DOCUMENTS = {
 
 
 def sealed_text(text):
-    """Seal what seal() would not."""
+    """Seal a text that seal() would refuse."""
     import hashlib
 
     return f'{text}, "sha256": "{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
@@ -237,7 +237,7 @@ MANIFESTS = {
 
 
 def hostile_folders(home):
-    """Make a folder for every hostile file; give what it is and how it is read."""
+    """Make a folder for each hostile file; return them by description."""
     folders = {}
     template = make_folder(home / "template")
     for number, (what, make) in enumerate(TENSORS.items()):
@@ -265,7 +265,7 @@ def hostile_folders(home):
 
 
 class Hostile(Folder):
-    """A folder that has one hostile file, and no state before it."""
+    """A folder with one hostile file and no state before it."""
 
     def __init__(self, path, template=None):
         super().__init__(path, template)

@@ -1,4 +1,4 @@
-"""Replies and settings that nobody would think of: refused with our own errors, and no harm done."""
+"""Fuzzed replies and settings are refused with our own errors and do no harm."""
 
 import json
 from contextlib import suppress
@@ -75,7 +75,7 @@ optional_vectors = st.one_of(st.none(), vectors)
 
 
 def begun_server(**more):
-    """A server after a round, and the tasks of the next."""
+    """Return a server after a round, and the tasks of the next."""
     server = fb.Server(DIM, rule=fb.Thresholds(eps_mean=2, eps_max=1, gamma_max=0.5), **more)
     server.plan(["a", "b", "bad"])
     server.step({"a": fb.Update(GOOD, 1), "b": fb.Update(GOOD, 2)})
@@ -83,7 +83,7 @@ def begun_server(**more):
 
 
 def assert_usable(server):
-    """Nothing odd is in its state, and a round of good replies goes through."""
+    """Check that the state is sound and that a round of good replies goes through."""
     fingerprint(server)
     ids = ["a", "b"]
     tasks = server.plan(ids)
@@ -93,7 +93,7 @@ def assert_usable(server):
 
 
 def assert_sayable(record):
-    """A file can hold the record, and its reasons are short lines."""
+    """Check that a file can hold the record and that its reasons are printable."""
     json.dumps(record.to_json(), allow_nan=False).encode("utf-8")
     for reason in record.refused.values():
         assert reason.isprintable()
@@ -306,7 +306,7 @@ constructors = {
 }  # fmt: skip
 
 
-# What each needs at least, so that the odd ones are looked at
+# The required arguments of each, so that the fuzzed ones are examined
 SOUND = {
     "server": {"num_params": DIM},
     "thresholds": {"eps_mean": 1, "eps_max": 1, "gamma_max": 0.5},
@@ -324,7 +324,7 @@ def check_fuzzed_settings(name_and_settings):
         make(**{**SOUND[name], **given_settings})
 
 
-# What is tried -> how often in the long suite, what is given, what must hold
+# What is fuzzed -> examples in the long suite, strategies, check
 CHECKS = {
     "updates": (1500, update_parts, check_fuzzed_update),
     "batches": (1000, (st.data(),), check_fuzzed_batch),
@@ -359,7 +359,7 @@ CHECKS = {
 
 
 def run(name, number):
-    """Check so many examples; give how many it were."""
+    """Check up to ``number`` examples; return how many were checked."""
     _, strategies, check = CHECKS[name]
     num_checked = 0
 

@@ -1,4 +1,4 @@
-"""Who says to be somebody else: refused, ignored, or a newcomer without a past."""
+"""A client that claims another's identity is refused, ignored, or a newcomer without a past."""
 
 import unicodedata
 from functools import cache
@@ -19,7 +19,7 @@ from reliability.quadratic_app import RULE, found_groups, make_app, start
 
 
 def split_server():
-    """A server whose eight clients are in two clusters, and its clients."""
+    """Return a server with eight clients in two clusters, and these clients."""
     clients = QuadraticClients(num_groups=2, clients_per_group=4)
     server = fb.Server(DIM, rule=RULE)
     while len(server.clusters) < 2:
@@ -42,7 +42,7 @@ def two_replies_under_one_id():
     return "refused"
 
 
-def a_reply_of_somebody_who_was_not_asked():
+def a_reply_of_a_client_that_was_not_asked():
     server, clients = split_server()
     tasks = server.plan(clients.client_ids[1:])
     update = replies_of(clients, tasks)[0][1]
@@ -87,7 +87,7 @@ def a_reply_for_another_cluster():
 
 
 def an_id_that_looks_the_same(known, other):
-    """Whoever joins under an id that only looks like another's begins at the root."""
+    """Join under an id that only looks like another's: the client begins at the root."""
     server, clients = split_server()
     server.join([known], node_id=server.tree.position("c00"))
     before = server.tree.position(known)
@@ -110,7 +110,7 @@ def another_way_to_write_an_accent():
     return an_id_that_looks_the_same(composed, unicodedata.normalize("NFD", composed))
 
 
-def an_id_that_nobody_can_see(other):
+def an_id_that_is_refused(other):
     server, clients = split_server()
     before = fingerprint(server)
 
@@ -121,7 +121,7 @@ def an_id_that_nobody_can_see(other):
     return "refused"
 
 
-# Over Flower, where the SuperLink says which key a node has
+# Over Flower, where the SuperLink knows the key of each node
 
 
 @cache
@@ -144,7 +144,7 @@ def id_of(partition):
 
 
 def federation(*more_nodes, num_rounds=15, on_reply=None, change=None, timeout=0.05):
-    """Eight nodes with keys, two groups; a change of the grid takes place after ten rounds."""
+    """Run eight nodes with keys, in two groups; ``change`` alters the grid after ten rounds."""
     grid = FakeGrid(make_app(2), [*(node(i) for i in range(8)), *more_nodes], on_reply=on_reply)
     if change is not None:
         sent = grid.push_messages
@@ -209,14 +209,14 @@ def an_old_answer_once_more_over_flower():
     return "ignored"
 
 
-def somebody_elses_name():
+def another_nodes_name():
     result = federation(node(8, name=id_of(0)), node(9, name="clinic"), node(10, name="clinic"))
 
     assert result.names == {}
     return "refused"
 
 
-def somebody_elses_partition():
+def another_nodes_partition():
     result = federation(FakeNode(node_id=999, config={"partition-id": 0}, public_key=key("thief")))
 
     thief = client_id_of_key(key("thief"))
@@ -233,37 +233,37 @@ def a_new_key_to_shed_the_past():
     routed = [move for entry in result.history for move in entry.record.routed]
     assert joined[fresh] > joined[id_of(0)]
     assert [move.from_node for move in routed if move.client_id == fresh] == [0]
-    # It is where its updates belong, and who it was keeps its place.
+    # It is where its updates belong, and its former identity keeps its position.
     assert result.assignments[fresh] == result.assignments[id_of(0)] == result.assignments[id_of(2)]
     return "newcomer"
 
 
 TRICKS = {
     "two replies under one id": two_replies_under_one_id,
-    "a reply of somebody who was not asked": a_reply_of_somebody_who_was_not_asked,
+    "a reply of a client that was not asked": a_reply_of_a_client_that_was_not_asked,
     "a reply of a stranger": a_reply_of_a_stranger,
     "an old reply once more": an_old_reply_once_more,
     "a reply for another cluster": a_reply_for_another_cluster,
     "another case": another_case,
     "another way to write an accent": another_way_to_write_an_accent,
-    "a blank at the end": lambda: an_id_that_nobody_can_see("c00 "),
-    "a character of no width": lambda: an_id_that_nobody_can_see("c00\u200b"),
-    "half a character": lambda: an_id_that_nobody_can_see("c00\ud83d"),
-    "no name": lambda: an_id_that_nobody_can_see(""),
-    "a name without end": lambda: an_id_that_nobody_can_see("c" * 10**6),
-    "a number for a name": lambda: an_id_that_nobody_can_see(7),
+    "a blank at the end": lambda: an_id_that_is_refused("c00 "),
+    "a character of no width": lambda: an_id_that_is_refused("c00\u200b"),
+    "half a character": lambda: an_id_that_is_refused("c00\ud83d"),
+    "no name": lambda: an_id_that_is_refused(""),
+    "a name without end": lambda: an_id_that_is_refused("c" * 10**6),
+    "a number for a name": lambda: an_id_that_is_refused(7),
     "a copied key": a_copied_key,
     "an answer to another node's message": an_answer_to_another_nodes_message,
     "an answer twice, over Flower": an_answer_twice_over_flower,
     "an old answer once more, over Flower": an_old_answer_once_more_over_flower,
-    "somebody else's name": somebody_elses_name,
-    "somebody else's partition": somebody_elses_partition,
+    "another node's name": another_nodes_name,
+    "another node's partition": another_nodes_partition,
     "a new key to shed the past": a_new_key_to_shed_the_past,
 }
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_nobody_speaks_for_another_or_keeps_a_stolen_place(trick):
+def test_no_client_speaks_for_another_or_keeps_a_stolen_position(trick):
     assert TRICKS[trick]() in ("refused", "ignored", "newcomer")
 
 
@@ -285,7 +285,7 @@ def test_every_trick_is_refused_ignored_or_makes_a_newcomer(measured):
 
 
 def test_a_vector_of_another_client_is_still_the_senders_own():
-    """What cannot be seen: a copy of somebody's update counts for whoever sends it."""
+    """A copy of another client's update cannot be recognised: it counts for its sender."""
     server, clients = split_server()
     tasks = server.plan(clients.client_ids)
     replies = dict(replies_of(clients, tasks))

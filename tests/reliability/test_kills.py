@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: what was saved can be read, and a run ends as if nothing had been."""
+"""After SIGKILL at any moment the saved state can be read, and a run ends with the same bytes."""
 
 import random
 import shutil
@@ -19,7 +19,7 @@ from tests.reliability.small_run import (
 
 
 def kill_while_saving(folder, num_kills, seed):
-    """Kill so many processes in one folder; give how many could not be read afterwards."""
+    """Kill ``num_kills`` processes in one folder; count unreadable states and kills half-way."""
     rng = random.Random(seed)
     context = processes()
     num_unreadable = num_caught_half_way = 0
@@ -81,7 +81,7 @@ def num_lines(path):
 
 
 def kill_and_resume(folder, rng, context, seconds_per_round):
-    """Kill a run somewhere, then let it end; say whether it was still going on."""
+    """Kill a run at a random moment, then resume it; return whether it was still running."""
     stop = rng.randrange(ROUNDS)
     child = context.Process(target=play, args=(folder,))
     child.start()
@@ -103,7 +103,7 @@ def kills_of_a_run(tmp_path, num_runs, seed):
     started = time.monotonic()
     run = play(tmp_path / "whole")
     seconds_per_round = (time.monotonic() - started) / ROUNDS
-    # Otherwise the figure would not be about what it says.
+    # The result is about a run with splits, joins and leaves.
     assert any(entry.record.splits for entry in run.history)
     assert any("c7" in entry.record.joined and entry.record.round > 1 for entry in run.history)
     assert any("c6" in entry.record.left for entry in run.history)
@@ -112,7 +112,7 @@ def kills_of_a_run(tmp_path, num_runs, seed):
     for number in range(num_runs):
         folder = tmp_path / str(number)
         while not kill_and_resume(folder, rng, context, seconds_per_round):
-            shutil.rmtree(folder)  # it had ended before
+            shutil.rmtree(folder)  # it had ended before the kill
         num_kills += 1
         num_equal += RunFolder(folder).is_complete and digest(folder) == expected
     return num_kills, num_equal

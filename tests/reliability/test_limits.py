@@ -1,4 +1,4 @@
-"""What clients can grab for: clusters, weight, newcomers. Each has its limit."""
+"""Clusters, weight and newcomers: the limits on what hostile clients can get of each."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def drawn(rng, *shape):
 
 @pytest.mark.reliability
 def test_a_split_bomb_ends_at_the_cap(measured):
-    """Sixty of a hundred clients send a direction of their own each, also in both halves."""
+    """60 of 100 clients send a direction of their own each, also in both halves."""
     largest = {}
     for name, rule in {
         "Thresholds": Thresholds(eps_mean=10.0, eps_max=1.0, gamma_max=0.3),
@@ -83,7 +83,7 @@ def test_a_weight_lie_gets_the_cap_and_no_more(measured):
 
 @pytest.mark.reliability
 def test_newcomers_are_routed_right_past_a_poisoned_cache(measured):
-    """A tenth of both edges' updates are the other group's own direction, without its noise."""
+    """A tenth of the updates on each edge is the other group's direction, without noise."""
     right = {0.0: 0, 0.1: 0}
     num_newcomers = 0
     for seed in range(5):

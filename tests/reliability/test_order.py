@@ -1,4 +1,4 @@
-"""The order in which replies come, and who does the work, change no bit."""
+"""Neither the order of replies nor the number of workers changes a bit."""
 
 import numpy as np
 import pytest
@@ -34,23 +34,23 @@ def as_batch(replies, order):
 
 
 def served(rule, shape, seed):
-    """Serve clients, some of whom come late or are silent; the seed says only in which order.
+    """Serve clients, of which some come late or are silent; the seed only sets the order.
 
-    One of them sends what nobody can use. Gives the fingerprint after every round.
+    One client sends unusable replies. Returns the fingerprints after all rounds, and the server.
     """
-    people = QuadraticClients(num_groups=3, clients_per_group=4)
+    clients = QuadraticClients(num_groups=3, clients_per_group=4)
     server = fb.Server(20, rule=rule)
     shuffle = np.random.default_rng(seed)
     chance = np.random.default_rng(1)  # the same for all orders
     prints = []
     for number in range(1, ROUNDS + 1):
-        here = people.client_ids[: 9 if number < 20 else None]
+        here = clients.client_ids[: 9 if number < 20 else None]
         asked = sorted(i for i in here if chance.random() < 0.8)
         tasks = server.plan(asked)
         trials = server.trials(asked)
         replies = {
             i: fb.Update(
-                people.update(i, task).vector,
+                clients.update(i, task).vector,
                 num_examples=10 + len(i) + number % 3,
                 metrics={"loss": float(chance.random())},
                 base=task.base if i != "c02" else "elsewhere",
@@ -59,7 +59,7 @@ def served(rule, shape, seed):
         }
         order = [str(i) for i in shuffle.permutation(sorted(replies))] if seed else sorted(replies)
         losses = {
-            i: [float(np.sum((people.optimum[i] - trial.params) ** 2)) for trial in own]
+            i: [float(np.sum((clients.optimum[i] - trial.params) ** 2)) for trial in own]
             for i, own in trials.items()
         }
         shuffled_losses = {str(i): losses[i] for i in shuffle.permutation(sorted(losses))}
@@ -69,10 +69,10 @@ def served(rule, shape, seed):
 
 
 def simulated(folder, engine, num_workers):
-    """Simulate clients who disagree; give the SHA-256 of all that the run folder says of them.
+    """Simulate clients that disagree; return the SHA-256 of the run folder without run.json.
 
-    Without convolutions, for which the workers order numbers in another way, theirs are those
-    of the reference, too.
+    The model has no convolutions, for which workers lay out numbers in another way. So workers
+    give the reference's bytes, too.
     """
     clients = {}
     for number in range(9):

@@ -1,4 +1,4 @@
-"""One bad client among ten: each of its replies is refused, and the others never notice."""
+"""One bad client among ten: each of its replies is refused, and the others are not affected."""
 
 import io
 import math
@@ -22,7 +22,7 @@ BAD = "c09"
 
 
 def others_of(tree, bad):
-    """Everything that the server knows of the others: parameters, and who is where."""
+    """Return all that the server knows of the other clients: parameters, positions and updates."""
     return (
         {node.id: (node.parent_id, node.params.tobytes(), node.buffers.tobytes()) for node in tree},
         {i: tree.position(i) for i in tree.client_ids if i != bad},
@@ -34,7 +34,7 @@ def others_of(tree, bad):
     )
 
 
-# To the server itself: a kind of bad reply -> what is made of a good one, and the reason
+# To the server itself: a kind of bad reply -> how to spoil a good one, and the reason
 
 KINDS = {
     "NaN": (lambda u: replace(u, vector=u.vector * np.nan), "NaN or infinity"),
@@ -56,7 +56,7 @@ KINDS = {
 
 
 def play(spoil=None, *, with_bad=True):
-    """Run a federation; spoil what one client says."""
+    """Run a federation in which one client's replies are spoiled."""
     clients = QuadraticClients(num_groups=2, clients_per_group=5)
     server = fb.Server(20, rule=RULE)
     records = []
@@ -78,7 +78,7 @@ def without_the_bad_one():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_others_end_as_if_the_bad_one_had_never_been_there(kind, without_the_bad_one):
+def test_the_others_end_as_without_the_bad_client(kind, without_the_bad_one):
     spoil, reason = KINDS[kind]
 
     server, records = play(spoil)

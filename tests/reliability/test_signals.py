@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks at /pr
 
 SIGNALS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 
-# Every step of a client takes minutes in the second round, and workers are in the middle of it.
+# In the second round each step takes minutes, so a signal meets workers within a step.
 SLOW_SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -50,7 +50,7 @@ fb.fedavg(Slow(3, 2), clients, rounds=500, training=fb.LocalTraining(epochs=1), 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a configuration whose clients are trained by workers."""
+    """A folder with a configuration that uses worker processes."""
     (tmp_path / "small.toml").write_text(CONFIG)
     return tmp_path
 

@@ -9,6 +9,7 @@ import pytest
 from fedbranch import AutoRule, Decision, Evidence, Review, Server, Task, Update, weighted_mean
 from fedbranch.core.geometry import cosine_similarity
 from fedbranch.rules import PastRound, rule_from_state, rule_to_state
+from fedbranch.server.state import OnTrial
 from fedbranch.training.seeds import stream_seed
 
 DIM = 40
@@ -170,7 +171,7 @@ def test_with_few_clients_in_a_round_the_cluster_stands_still_for_the_others(sha
     rng = np.random.default_rng(0)
 
     def some(ids, server):
-        awaited = [i for i in server.awaited if i in ids]
+        awaited = [i for i in server.awaited() if i in ids]
         others = [i for i in ids if i not in awaited]
         rng.shuffle(others)
         return sorted([*awaited, *others][: round(share * len(ids))])
@@ -414,7 +415,7 @@ def test_losses_are_refused_by_themselves():
 
     assert set(record.refused) == {"c00", "c01", "c02", "stranger"}
     assert "send 4 numbers" in record.refused["c00"]
-    assert "nobody asked" in record.refused["stranger"]
+    assert "was not asked for any" in record.refused["stranger"]
 
 
 def test_a_client_that_leaves_during_an_examination_is_not_waited_for():
@@ -599,7 +600,9 @@ def test_an_undone_split_takes_what_was_asked_there_with_it(num_rounds):
     ids = sorted(bowls.rows)
     server.plan(ids)
     server.trials(ids)
-    server._on_trial |= {"c00": (server.tree.position("c00"), 4, [])}  # as a proposal there would
+    server.state.on_trial["c00"] = OnTrial(
+        server.tree.position("c00"), 4, ()
+    )  # as a proposal there would
     server.undo_split(0)
 
     record = server.step({}, losses={i: [1.0] * 4 for i in ids})

@@ -175,7 +175,7 @@ def test_noise_among_similar_updates_is_set_aside():
     record = stepped(Server(DIM), updates)
 
     assert set(record.refused) == set(IDS[:8])
-    assert "resembles nobody" in record.refused[IDS[0]]
+    assert "resembles no other" in record.refused[IDS[0]]
 
 
 def test_a_stranger_comes_back_when_it_resembles_somebody():
@@ -199,7 +199,7 @@ def test_a_stranger_is_not_routed_until_it_resembles_somebody():
     noise = stepped(server, {IDS[0]: drawn(91, DIM)})
     like_the_others = stepped(server, {IDS[0]: west})
 
-    assert "still resembles nobody" in noise.refused[IDS[0]]
+    assert "still resembles no other" in noise.refused[IDS[0]]
     assert [move.client_id for move in like_the_others.routed] == [IDS[0]]
 
 

@@ -8,7 +8,7 @@ import fedbranch as fb
 from fedbranch.training.client import local_update
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.seeds import stream_seed
-from sim.test_simulation import TRAINING, folder_bytes, make_clients, make_model, simulate
+from sim.two_groups import TRAINING, folder_bytes, make_clients, make_model, simulate
 
 SETTINGS = {"rounds": 15, "training": TRAINING, "seed": 3}
 
@@ -106,7 +106,7 @@ def test_ifca_resumes_to_the_same_bytes(tmp_path):
     assert folder_bytes(tmp_path / "parts") == folder_bytes(tmp_path / "whole")
 
 
-def test_ifca_needs_models_that_can_start_anew():
+def test_ifca_needs_layers_that_can_be_initialised_again():
     class Fixed(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -119,7 +119,7 @@ def test_ifca_needs_models_that_can_start_anew():
         fb.ifca(Fixed(), make_clients(), num_clusters=2, **SETTINGS)
 
 
-def test_nobody_chooses_a_model_that_has_diverged():
+def test_no_client_chooses_a_model_that_has_diverged():
     model = make_model()
     with torch.no_grad():
         model[2].weight.fill_(1e38)  # the outputs, and so the loss, are not finite
@@ -144,7 +144,7 @@ def test_late_clients_find_their_given_cluster():
     assert "c5" in run.history[4].record.metrics
 
 
-def test_clustered_learning_beats_plain_and_lonely_learning_here():
+def test_clustered_learning_beats_federated_averaging():
     def mean(run):
         return np.mean([metrics["accuracy"] for metrics in run.evaluation.values()])
 

@@ -1,4 +1,4 @@
-"""What clients do to their replies before they send them."""
+"""The hook ``before_send``: what clients do to their replies before they send them."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from torch import nn
 
 import fedbranch as fb
 from fakes import fingerprint
-from sim.test_simulation import RULE, TRAINING, make_clients, make_model, simulate
+from sim.two_groups import RULE, TRAINING, make_clients, make_model, simulate
 
 ENGINES = ["reference", "workers", "vectorised"]
 
@@ -19,7 +19,7 @@ def unchanged(client_id, this_round, update):
 
 
 class Noted:
-    """Remembers every reply and sends it as it is."""
+    """A before_send that records every reply and changes nothing."""
 
     def __init__(self):
         self.replies = []
@@ -31,7 +31,7 @@ class Noted:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", [RULE, fb.AutoRule()], ids=["thresholds", "auto"])
-def test_replies_that_are_sent_as_they_are_change_no_bit(engine, rule):
+def test_a_before_send_that_changes_nothing_changes_no_bit(engine, rule):
     settings = {"engine": engine, "rule": rule, "rounds": 20}
 
     with_hook, without = simulate(before_send=unchanged, **settings), simulate(**settings)
@@ -43,7 +43,7 @@ def test_replies_that_are_sent_as_they_are_change_no_bit(engine, rule):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_sees_every_reply_in_the_order_of_clients(engine):
+def test_before_send_sees_every_reply_in_the_order_of_clients(engine):
     noted = Noted()
 
     run = simulate(before_send=noted, engine=engine, rounds=4, participation=0.5)
@@ -57,7 +57,7 @@ def test_it_sees_every_reply_in_the_order_of_clients(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_buffers_signals_and_halves_come_along(engine):
+def test_before_send_sees_buffers_signals_and_halves(engine):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
@@ -87,7 +87,7 @@ def test_buffers_signals_and_halves_come_along(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_server_gets_what_was_sent(engine):
+def test_the_server_gets_what_before_send_returns(engine):
     def without_first_layer(client_id, this_round, update):
         vector = update.vector.copy()
         vector[:24] = 0
@@ -110,7 +110,7 @@ def test_clients_that_send_the_opposite_are_found():
     assert sorted(run.clusters.values()) == [["c0", "c4", "c8"], ["c2", "c6"]]
 
 
-def test_what_is_no_update_is_refused_like_any_bad_reply():
+def test_a_reply_that_is_no_update_is_refused_like_any_bad_reply():
     def silent_once(client_id, this_round, update):
         return None if (client_id, this_round) == ("c2", 2) else update
 
@@ -121,7 +121,7 @@ def test_what_is_no_update_is_refused_like_any_bad_reply():
 
 
 @pytest.mark.parametrize("method", [fb.fedavg, fb.local, fb.oracle, fb.ifca])
-def test_the_baselines_take_it_too(method):
+def test_the_baselines_call_before_send(method):
     noted = Noted()
     more = {"num_clusters": 2} if method is fb.ifca else {}
 

@@ -1,4 +1,4 @@
-"""Real handwritten digits: who groups with whom, and what every single client gains."""
+"""Real handwritten digits: clients find their groups, and every single client gains."""
 
 import pytest
 

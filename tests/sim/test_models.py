@@ -12,7 +12,7 @@ NUM_WORDS, LENGTH = 12, 5
 
 
 def counting_clients(num_clients):
-    """Every next word is the one after it; each client counts in steps of its own."""
+    """Make clients with sentences that count; even clients in steps of 1, odd ones in steps of 2."""
     clients = {}
     for i in range(num_clients):
         start = np.random.default_rng(i).integers(0, NUM_WORDS, (40, 1))

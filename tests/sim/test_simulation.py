@@ -11,37 +11,16 @@ from fedbranch.runs import RunFolder
 from fedbranch.training.client import evaluate, local_update
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.seeds import stream_seed
-
-RULE = fb.Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5)
-TRAINING = fb.LocalTraining(optimizer=fb.sgd(0.3), epochs=2, batch_size=10)
-
-
-def make_clients(num_clients=6, **of_last):
-    """Points left and right of a line; every second client names the sides the other way."""
-    clients = {}
-    for i in range(num_clients):
-        rng = np.random.default_rng(i)
-        x = rng.normal(size=(60, 3)).astype(np.float32)
-        y = ((x[:, 0] > 0) ^ (i % 2 == 1)).astype(np.int64)
-        more = of_last if i == num_clients - 1 else {}
-        clients[f"c{i}"] = fb.ClientData(
-            (x[:40], y[:40]), (x[40:], y[40:]), group=str(i % 2), **more
-        )
-    return clients
-
-
-def make_model(seed=0):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-
-
-def simulate(clients=None, **settings):
-    return fb.simulate(
-        make_model(),
-        make_clients() if clients is None else clients,
-        **{"rule": RULE, "rounds": 30, "training": TRAINING, "seed": 3, **settings},
-    )
+from sim.two_groups import (
+    RULE,
+    TRAINING,
+    Interrupted,
+    folder_bytes,
+    interrupt_after,
+    make_clients,
+    make_model,
+    simulate,
+)
 
 
 def test_conflicting_clients_end_in_clusters_of_their_own():
@@ -121,7 +100,7 @@ def test_the_models_on_a_clients_path_go_from_general_to_specific():
     assert specific["accuracy"] > general["accuracy"] + 0.2
 
 
-def test_evaluation_is_as_rare_as_asked_and_always_at_the_end():
+def test_evaluation_is_every_few_rounds_as_asked_and_at_the_end():
     run = simulate(rounds=7, evaluate_every=3)
 
     assert [bool(entry.evaluation) for entry in run.history] == [0, 0, 1, 0, 0, 1, 1]
@@ -186,11 +165,11 @@ def test_batchnorm_models_train_and_their_statistics_are_averaged():
     assert sorted(run.clusters.values()) == [["c0", "c2", "c4"], ["c1", "c3", "c5"]]
     normed = run.model("c0")[1]
     assert normed.running_mean.abs().sum() > 0
-    # 40 examples in batches of 10, twice a round; the round of the split moves nothing.
+    # 40 examples in batches of 10, two epochs a round; in the round of the split no model moves.
     assert normed.num_batches_tracked.item() == 8 * 29
 
 
-def test_clients_are_there_from_when_they_join_whether_or_not_they_are_asked():
+def test_clients_are_present_from_their_round_whether_or_not_they_are_asked():
     run = simulate(make_clients(joins=4), rounds=5, participation=0.2)
 
     assert [len(entry.evaluation) for entry in run.history] == [5, 5, 5, 6, 6]
@@ -219,7 +198,7 @@ def test_a_regression_under_the_default_loss_is_named():
         fb.simulate(nn.Linear(3, 1), clients, rule=RULE, rounds=1)
 
 
-def test_a_run_introduces_itself_in_one_line():
+def test_the_repr_of_a_run_is_one_line():
     assert repr(simulate(rounds=2)) == "<Run: 2 rounds, clusters of 3 + 3 clients, path None>"
 
 
@@ -233,7 +212,7 @@ def test_a_client_whose_data_do_not_fit_is_named():
         simulate({"c0": fb.ClientData(tuple(clients["c0"].train), (x, y))})
 
 
-def test_a_diverging_client_is_refused_and_the_others_go_on():
+def test_a_diverging_client_is_refused_and_the_others_train():
     clients = make_clients()
     clients["wild"] = fb.ClientData((np.full((40, 3), 1e30, dtype=np.float32), np.zeros(40, int)))
 
@@ -241,25 +220,6 @@ def test_a_diverging_client_is_refused_and_the_others_go_on():
 
     assert all("wild" in entry.record.refused for entry in run.history)
     assert all(np.isfinite(node.params).all() for node in run.tree)
-
-
-# Folders
-
-
-def folder_bytes(path):
-    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
-
-
-class Interrupted(Exception):
-    pass
-
-
-def interrupt_after(number):
-    def on_round(entry):
-        if entry.record.round == number:
-            raise Interrupted
-
-    return on_round
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 9, 14, 15, 16, 30])
@@ -279,7 +239,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, stop):
 def test_the_server_keeps_edges_as_it_is_told_also_after_a_resume(tmp_path, monkeypatch, cache):
     monkeypatch.chdir(tmp_path)
     if isinstance(cache, fb.OnDisk):
-        cache = fb.OnDisk(folder="edges")  # from here
+        cache = fb.OnDisk(folder="edges")  # relative to the current folder
     settings = {"clients": make_clients(joins=26), "cache": cache, "checkpoint_every": 5}
     whole = simulate(folder=tmp_path / "whole", **settings)
     with pytest.raises(Interrupted):
@@ -356,7 +316,7 @@ def test_an_existing_run_is_never_overwritten(tmp_path):
         simulate(folder=tmp_path / "run", rounds=1)
 
 
-def test_the_folder_tells_what_the_run_tells(tmp_path):
+def test_the_folder_holds_what_the_run_returns(tmp_path):
     entries = []
     run = simulate(folder=tmp_path / "run", on_round=entries.append)
     folder = RunFolder(tmp_path / "run")
@@ -368,9 +328,6 @@ def test_the_folder_tells_what_the_run_tells(tmp_path):
     assert folder.summary["clusters"] == {str(k): v for k, v in run.clusters.items()}
     assert [client["id"] for client in folder.about["clients"]] == [f"c{i}" for i in range(6)]
     assert np.array_equal(folder.tree()[1].params, run.tree[1].params)
-
-
-# Settings
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def test_every_row_is_in_exactly_one_half(num_rows):
         assert np.array_equal(rows, np.sort(rows))
 
 
-def test_the_number_names_the_halves():
+def test_the_same_number_gives_the_same_halves():
     first = half_rows(40, seed=3, halves=7)
     same, other = half_rows(40, seed=3, halves=7), half_rows(40, seed=3, halves=8)
     of_another_client = half_rows(40, seed=4, halves=7)

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbranch.training.hashed_random import SeededDropout, permutations
-from fedbranch.training.hashed_random import _derived as derived
+from fedbranch.training.hashed_random import SeededDropout, permutations, splitmix64
 
 
 def test_the_numbers_are_those_of_splitmix64():
@@ -16,7 +15,7 @@ def test_the_numbers_are_those_of_splitmix64():
         16408922859458223821,
     ]
 
-    ours = [int(derived(torch.tensor(1234567), place)) % 2**64 for place in range(5)]
+    ours = [int(splitmix64(torch.tensor(1234567), place)) % 2**64 for place in range(5)]
 
     assert ours == published
 
@@ -94,7 +93,7 @@ def test_dropout_of_channels_drops_whole_channels():
     assert float((result == 0).float().mean()) == pytest.approx(0.3, abs=0.06)
 
 
-def test_no_dropout_outside_of_training_and_all_of_it_at_one():
+def test_dropout_drops_nothing_in_evaluation_and_everything_at_one():
     with SeededDropout(torch.tensor(1), 0):
         assert nn.Dropout(0.5).eval()(torch.ones(5)).tolist() == [1.0] * 5
         assert nn.Dropout(1.0)(torch.ones(5)).tolist() == [0.0] * 5

@@ -1,34 +1,13 @@
-import pytest
-
-from fedbranch.training.client_sampling import draw_clients
 from fedbranch.training.seeds import stream_seed
 
-PRESENT = [f"c{i:02d}" for i in range(20)]
 
-
-def test_the_same_seed_draws_the_same_clients():
-    assert draw_clients(PRESENT, 5, 3) == draw_clients(PRESENT, 5, 3)
-    assert draw_clients(PRESENT, 5, 3) != draw_clients(PRESENT, 5, 4)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_those_who_are_awaited_come_first(seed):
-    drawn = draw_clients(PRESENT, 5, seed, first=["c07", "c19", "not there"])
-
-    assert {"c07", "c19"} <= set(drawn)
-    assert drawn == sorted(drawn)
-    assert len(set(drawn)) == 5
-
-
-def test_more_than_there_are_is_all():
-    assert draw_clients(PRESENT, 99, 0) == PRESENT
-
-
-def test_everybody_is_drawn_about_equally_often():
-    counts = dict.fromkeys(PRESENT, 0)
-    for number in range(2000):
-        for client_id in draw_clients(PRESENT, 5, stream_seed(0, number)):
-            counts[client_id] += 1
-
-    # 500 expected, with a standard deviation of 19
-    assert all(400 < count < 600 for count in counts.values())
+def test_streams_depend_on_each_part_of_their_place():
+    seeds = {
+        stream_seed(seed, number, client_id)
+        for seed in range(3)
+        for number in range(3)
+        for client_id in ("a", "b")
+    }
+    assert len(seeds) == 18
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert stream_seed(1, 23) != stream_seed(12, 3)

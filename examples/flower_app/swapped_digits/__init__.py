@@ -1,1 +1,1 @@
-"""A Flower app: handwritten digits whose labels mean different things to different clients."""
+"""A Flower app: handwritten digits with labels that mean different things to different clients."""

@@ -41,7 +41,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def load_examples(context: Context) -> tuple[task.Examples, task.Examples]:
-    """Give this client's own data."""
+    """Return this client's own data."""
     return task.load_client(
         context.node_config["partition-id"],
         context.node_config["num-partitions"],

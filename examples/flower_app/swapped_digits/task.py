@@ -24,7 +24,7 @@ class Examples(NamedTuple):
 def load_client(
     partition_id: int, num_partitions: int, num_groups: int
 ) -> tuple[Examples, Examples]:
-    """Give a client's examples for training and for evaluation.
+    """Return a client's examples for training and for evaluation.
 
     Every client has digits of all kinds; but those of group g have swapped the labels
     2g and 2g + 1, so that no single model suits them all.
@@ -48,7 +48,7 @@ def load_digits() -> np.ndarray:
 
 
 def initial_model() -> dict[str, np.ndarray]:
-    """Give a softmax regression that knows nothing."""
+    """Make a softmax regression that knows nothing."""
     return {
         "weight": np.zeros((NUM_PIXELS, NUM_CLASSES), np.float32),
         "bias": np.zeros(NUM_CLASSES, np.float32),

@@ -23,7 +23,7 @@ from fedbranch.data import (
     rotations,
     shards,
 )
-from fedbranch.data.clients import Partition
+from fedbranch.data.federation import Partition
 from fedbranch.data.sources.images import CIFAR10, FASHION_MNIST, MNIST
 
 __all__ = ["DIGITS_ROWS", "DIGITS_WIDTH", "NUM_CLASSES", "PUBLISHED", "Data"]

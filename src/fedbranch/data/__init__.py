@@ -1,6 +1,8 @@
-"""Clients' data: who gets which rows, what differs between groups, and where rows come from."""
+"""Clients' data: examples, partitions, differences between groups, and published data sets."""
 
-from fedbranch.data.clients import ClientData, Examples, PartName, federate
+from fedbranch.data.clients import ClientData, PartName
+from fedbranch.data.examples import Examples
+from fedbranch.data.federation import federate
 from fedbranch.data.groups import (
     AddNoise,
     Relabel,

@@ -1,7 +1,7 @@
-"""What differs between groups of clients: each group sees its data through a transform.
+"""Differences between groups of clients: each group has a transform of its data.
 
-A transform maps one client's rows ``(x, y)`` to what that client holds. Users write their
-own as any function ``(x, y, rng) -> (x, y)``.
+A transform maps one client's rows ``(x, y)`` to the rows that this client holds. Any function
+``(x, y, rng) -> (x, y)`` is one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Transform: TypeAlias = Callable[[Inputs, Labels, np.random.Generator], tuple[Inp
 
 @dataclass(frozen=True)
 class Relabel:
-    """Give every label another name: label ``y`` becomes ``new_labels[y]``."""
+    """Rename every label: label ``y`` becomes ``new_labels[y]``."""
 
     new_labels: tuple[int, ...]
 
@@ -78,17 +78,17 @@ class AddNoise:
 
 
 def label_swaps(num_groups: int, *, num_classes: int = 10, seed: int) -> list[Transform]:
-    """Let each group exchange two labels of its own (the paper's label-swap augmentation).
+    """Swap two labels in each group, a different pair in each (the paper's label-swap).
 
     Parameters
     ----------
     num_groups
-        One transform each. No two groups swap the same pair, and while there are labels
-        enough no label is in two pairs.
+        Number of transforms. No two groups swap the same pair. If there are enough labels, no
+        label is in two pairs.
     num_classes
         Labels are 0 to num_classes - 1.
     seed
-        Decides which labels.
+        Decides the labels.
 
     Returns
     -------
@@ -117,12 +117,12 @@ def label_swaps(num_groups: int, *, num_classes: int = 10, seed: int) -> list[Tr
 
 
 def label_permutations(num_groups: int, *, num_classes: int = 10, seed: int) -> list[Transform]:
-    """Let each group name its labels by a random permutation of its own.
+    """Rename the labels in each group, by a different random permutation in each.
 
     Parameters
     ----------
     num_groups
-        One transform each, all different.
+        Number of transforms, all different.
     num_classes
         Labels are 0 to num_classes - 1.
     seed
@@ -149,7 +149,7 @@ def label_permutations(num_groups: int, *, num_classes: int = 10, seed: int) -> 
 
 
 def rotations(num_groups: int) -> list[Transform]:
-    """Let each group turn its images by another angle, evenly spaced over the circle.
+    """Turn the images in each group by another angle, evenly spaced over the circle.
 
     Examples
     --------
@@ -162,9 +162,9 @@ def rotations(num_groups: int) -> list[Transform]:
 
 
 def feature_noise(num_groups: int, *, standard_deviation: float) -> list[Transform]:
-    """Let each group have noisier inputs than the one before, the last by the given amount.
+    """Add more noise in each group than in the one before, up to the given amount in the last.
 
-    One model still fits all of them: the groups are congruent.
+    One model fits all groups: they are congruent.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Who gets which rows. Each function deals all rows out: every row goes to one client."""
+"""Partitions: which rows each client gets. Every row goes to exactly one client."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Rows", "dirichlet", "iid", "quantity_skew", "shards"]
+__all__ = ["ClientRows", "dirichlet", "iid", "quantity_skew", "shards"]
 
-Rows: TypeAlias = NDArray[np.intp]
+ClientRows: TypeAlias = NDArray[np.intp]
+"""The rows of one client: positions in the data set, ascending."""
 
 
-def iid(labels: ArrayLike, num_clients: int, *, seed: int) -> list[Rows]:
-    """Deal the rows out at random, in equal numbers.
+def iid(labels: ArrayLike, num_clients: int, *, seed: int) -> list[ClientRows]:
+    """Divide the rows at random, in equal numbers.
 
     Parameters
     ----------
     labels
         Shape (num_rows,): the label of each row.
     num_clients
-        How many parts to make.
+        Number of parts.
     seed
         The same seed gives the same parts.
 
@@ -40,21 +41,21 @@ def iid(labels: ArrayLike, num_clients: int, *, seed: int) -> list[Rows]:
 
 def dirichlet(
     labels: ArrayLike, num_clients: int, *, alpha: float, seed: int, min_rows: int = 2
-) -> list[Rows]:
-    """Deal each label out in shares drawn from a Dirichlet distribution: label skew.
+) -> list[ClientRows]:
+    """Divide the rows of each label by proportions from a Dirichlet distribution: label skew.
 
     Parameters
     ----------
     labels
         Shape (num_rows,): the label of each row.
     num_clients
-        How many parts to make.
+        Number of parts.
     alpha
-        Concentration. Large: nearly iid. 0.1: most clients have few labels.
+        Concentration. Large values give nearly iid parts; with 0.1 most clients have few labels.
     seed
         The same seed gives the same parts.
     min_rows
-        Shares are drawn again until every client has this many rows.
+        Proportions are drawn again until every client has at least this number of rows.
 
     Returns
     -------
@@ -71,11 +72,11 @@ def dirichlet(
         raise ValueError(f"alpha is {alpha}; it must be a positive number")
     rng = np.random.default_rng(seed)
     for _ in range(1000):
-        parts: list[list[Rows]] = [[] for _ in range(num_clients)]
+        parts: list[list[ClientRows]] = [[] for _ in range(num_clients)]
         for label in np.unique(names):
             rows = rng.permutation(np.flatnonzero(names == label))
-            shares = rng.dirichlet(np.full(num_clients, alpha))
-            ends = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
+            proportions = rng.dirichlet(np.full(num_clients, alpha))
+            ends = np.round(np.cumsum(proportions)[:-1] * len(rows)).astype(int)
             for part, dealt in zip(parts, np.split(rows, ends), strict=True):
                 part.append(dealt)
         joined = [np.sort(np.concatenate(part)) for part in parts]
@@ -89,17 +90,17 @@ def dirichlet(
 
 def shards(
     labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, seed: int
-) -> list[Rows]:
-    """Sort by label, cut into equal shards and deal those out: few labels per client.
+) -> list[ClientRows]:
+    """Sort the rows by label, cut them into equal shards and divide those: few labels per client.
 
     Parameters
     ----------
     labels
         Shape (num_rows,): the label of each row.
     num_clients
-        How many parts to make.
+        Number of parts.
     shards_per_client
-        With 2, a client has rows of about two labels.
+        Number of shards that a client gets. With 2, it has rows of about two labels.
     seed
         The same seed gives the same parts.
 
@@ -124,19 +125,21 @@ def shards(
     ]
 
 
-def quantity_skew(labels: ArrayLike, num_clients: int, *, ratio: float, seed: int) -> list[Rows]:
-    """Deal the rows out at random, in numbers that grow geometrically from client to client.
+def quantity_skew(
+    labels: ArrayLike, num_clients: int, *, ratio: float, seed: int
+) -> list[ClientRows]:
+    """Divide the rows at random, in numbers that grow geometrically from client to client.
 
     Parameters
     ----------
     labels
         Shape (num_rows,): the label of each row.
     num_clients
-        How many parts to make.
+        Number of parts.
     ratio
-        How many times the smallest client's rows the largest one has.
+        Rows of the largest client divided by those of the smallest.
     seed
-        Decides who gets which rows, and who is large.
+        Decides the rows and the size of each client.
 
     Returns
     -------
@@ -148,7 +151,7 @@ def quantity_skew(labels: ArrayLike, num_clients: int, *, ratio: float, seed: in
         raise ValueError(f"ratio is {ratio}; it must be at least 1")
     rng = np.random.default_rng(seed)
     sizes = rng.permutation(np.geomspace(1, ratio, num_clients))
-    # One row for everybody, the rest by size, so that nobody is left with none.
+    # Every client gets one row first, so that none is empty; the other rows go by size.
     ends = np.round(np.cumsum(sizes / sizes.sum()) * (num_rows - num_clients)).astype(int)
     ends += np.arange(1, num_clients + 1)
     return [np.sort(part) for part in np.split(rng.permutation(num_rows), ends[:-1])]
@@ -158,6 +161,6 @@ def _num_rows(labels: ArrayLike, num_clients: int) -> int:
     num_rows = len(np.asarray(labels))
     if not 1 <= num_clients <= num_rows:
         raise ValueError(
-            f"num_clients is {num_clients}; {num_rows} rows can be dealt to 1 to {num_rows} clients"
+            f"num_clients is {num_clients}; {num_rows} rows can be divided among 1 to {num_rows} clients"
         )
     return num_rows

@@ -1,4 +1,4 @@
-"""Text as numbers: words, a vocabulary of the frequent ones, and windows to learn from."""
+"""Texts as numbers: words, a vocabulary of frequent words, and windows of word numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.data.clients import Examples
+from fedbranch.data.examples import Examples
 
 __all__ = ["END", "NUMBER", "UNKNOWN", "Vocabulary", "next_word_windows", "words_of"]
 
@@ -19,7 +19,7 @@ UNKNOWN = "<unknown>"
 END = "<end>"
 NUMBER = "<number>"
 
-# Characters written by name; in texts that went through a few programs without their "&".
+# Characters written by name. Some programs drop the "&", so it is optional.
 _CHARACTER = re.compile(r"&?(#\d{1,5}|#x[0-9a-f]{1,4}|quot|apos|nbsp|lt|gt|amp);", re.IGNORECASE)
 _TAG = re.compile(r"<[^<>]*>")
 _WORD = re.compile(
@@ -33,10 +33,10 @@ _WORD = re.compile(
 def words_of(text: str) -> list[str]:
     """Cut a text into words, in lower case and without punctuation.
 
-    A word is a run of letters, an abbreviation with dots (``u.s.``) or what is joined by an
+    A word is a run of letters, an abbreviation with dots (``u.s.``) or an ending behind an
     apostrophe (``'s``). Every number is the same word, :data:`NUMBER`. Characters written by
-    name, with or without the ``&`` (``#39;``, ``quot;``), are read; whatever then stands in
-    angle brackets (tags of HTML, names of shares) is left out.
+    name, with or without the ``&`` (``#39;``, ``quot;``), are decoded. Then text in angle
+    brackets (tags of HTML, names of shares) is dropped.
 
     Examples
     --------
@@ -50,12 +50,12 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by number: 0 is any unknown word, 1 the end of a text, then the given words.
+    """Numbers of words: 0 is any unknown word, 1 the end of a text, then the given words.
 
     Parameters
     ----------
     words
-        The words that are known, the first of which has number 2.
+        The known words. The first has number 2.
 
     Examples
     --------
@@ -75,20 +75,21 @@ class Vocabulary:
         id_of = {name: number for number, name in enumerate(names)}
         if len(id_of) < len(names):
             twice = sorted(name for name, count in Counter(names).items() if count > 1)
-            raise ValueError(f"the words {twice[:5]} are there twice; give every word once")
+            raise ValueError(f"the words {twice[:5]} are there twice; pass every word once")
         object.__setattr__(self, "_id_of", id_of)
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], *, size: int) -> Vocabulary:
-        """Take the most frequent words of some texts.
+        """Make a vocabulary of the most frequent words of texts.
 
         Parameters
         ----------
         texts
             Each is cut by :func:`words_of`.
         size
-            How many words, with the unknown one and the end. There are fewer if the texts
-            do not have as many. Of equally frequent words the first in the alphabet is taken.
+            Number of words, with the unknown word and the end. Texts with fewer different
+            words give a smaller vocabulary. Of equally frequent words the first in the
+            alphabet is taken.
         """
         if size < 3:
             raise ValueError(
@@ -99,24 +100,24 @@ class Vocabulary:
         return cls(tuple(ordered[: size - 2]))
 
     def __len__(self) -> int:
-        """Count the words, with the unknown one and the end."""
+        """Count the words, with the unknown word and the end."""
         return 2 + len(self.words)
 
     def ids(self, words: Iterable[str]) -> NDArray[np.int64]:
-        """Give the numbers of words; those that are not known get 0."""
+        """Return the numbers of words; an unknown word has 0."""
         return np.array([self._id_of.get(word, 0) for word in words], dtype=np.int64)
 
     def named(self, ids: Iterable[int]) -> list[str]:
-        """Give the words with these numbers."""
+        """Return the words with these numbers."""
         names = (UNKNOWN, END, *self.words)
         return [names[number] for number in ids]
 
 
 def next_word_windows(texts: Sequence[str], vocabulary: Vocabulary, *, length: int) -> Examples:
-    """Make examples of texts, to predict every next word.
+    """Make examples from texts, to predict every next word.
 
-    The texts stand behind each other, each between two ends, and are cut into windows of the
-    same length, so that none needs padding. What is left over behind the last is dropped.
+    The texts are joined, with an end before, between and after them, and cut into windows of
+    the same length, so that none needs padding. Words behind the last window are dropped.
     Inputs are words, targets the words after them: both of shape (num_windows, length).
 
     Parameters
@@ -124,7 +125,7 @@ def next_word_windows(texts: Sequence[str], vocabulary: Vocabulary, *, length: i
     texts
         Each is cut by :func:`words_of`.
     vocabulary
-        Gives the words their numbers.
+        Numbers of the words.
     length
         Words in a window.
 
@@ -147,7 +148,7 @@ def next_word_windows(texts: Sequence[str], vocabulary: Vocabulary, *, length: i
     if num_windows == 0:
         raise ValueError(
             f"{len(texts)} text(s) of {len(stream) - 1} words in all do not fill a window of "
-            f"{length} words; give more of them or a smaller length"
+            f"{length} words; pass more texts or a smaller length"
         )
     shape = (num_windows, length)
     num_used = num_windows * length

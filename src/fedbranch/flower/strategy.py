@@ -409,14 +409,15 @@ class ClusteredStrategy(Strategy):
             server = running.server
             present, num_asked = self._present(grid, self.fraction_train, self.min_train_nodes)
             seed = stream_seed(self.seed, server_round)
-            awaited = server.awaited_among(present)
+            awaited = server.awaited(present)
             drawn = draw_clients(present, num_asked, seed, first=awaited)
             tasks = server.plan(drawn)
             running.trials = self._trials(drawn)
-            if not tasks and not running.trials.models and server.awaited:
+            still_awaited = server.awaited()
+            if not tasks and not running.trials.models and still_awaited:
                 # A standing cluster has heard all that are there. Others may be on their way.
                 limit_s = min(running.federation.timeout_s, SECONDS_TO_WAIT_FOR_OTHERS)
-                late_comers = running.federation.wait_for_any(grid, server.awaited, limit_s)
+                late_comers = running.federation.wait_for_any(grid, still_awaited, limit_s)
                 tasks = server.plan(late_comers)
                 running.trials = self._trials(late_comers)
             # Twice the time: a late reply is of use if its cluster stands still meanwhile.

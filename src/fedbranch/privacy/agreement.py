@@ -1,43 +1,50 @@
 """How members agree on a secret through a server that they do not trust.
 
-People first settle the roster among themselves: the fingerprints of all members' identities,
+People first settle the roster without the server: the fingerprints of all members' identities,
 the name of the run, and an epoch. The server may read, keep, drop, repeat, change and invent
-messages. What it cannot do is learn the secret, get somebody else into the agreement, or make
-two members use different secrets. It can keep them from agreeing at all.
+messages. It cannot learn the secret, bring a stranger into the agreement, or make two members
+use different secrets. It can keep them from agreeing at all.
 
 The messages, each bound to run, epoch and roster:
 
 1. *Card*, member to all. A fresh X25519 key, signed by the member's identity.
 2. *Envelope*, a member that has the secret to the owner of a card. The secret, sealed to the
-   card's key (HPKE), with the names of sender and card; signed. The first one comes from the
-   leader, who draws the secret: the lowest fingerprint among the cards that it is shown.
+   card's key (HPKE), with the names of sender and card; signed. The first envelope comes from
+   the leader, which draws the secret. The leader is the member with the lowest fingerprint
+   among itself and the cards that it is shown.
 3. *Confirmation*, member to all. "I have this secret": a MAC under it over the member's name.
-   It travels with whatever is sent next, so that card and envelope are the only round trip.
+   It travels with the next message, so card and envelope are the only round trip.
 
-Which cards the leader is shown is the server's choice, so who leads decides nothing about
-safety. These two rules do:
+The server chooses the cards that a leader is shown, so safety does not depend on which member
+leads. It follows from two rules:
 
-- **A member takes one secret per epoch.** It remembers the first one that it draws or opens and
-  refuses any other (``SplitView``).
+- **A member takes one secret per epoch.** It remembers the first secret that it draws or opens
+  and refuses any other (``SplitView``).
 - **A secret is used when more than half of the roster has it**: ``Member.secret`` raises
-  ``NotConfirmed`` until the member has checked so many confirmations, its own included.
+  ``NotConfirmed`` until the member has checked confirmations of more than half of the roster,
+  its own included.
 
 Two groups of more than half have a member in common, and that member took one secret. So no
-two secrets are ever in use in one epoch, whatever the server shows to whom, and whoever was
-shown something else stays without.
+two secrets are ever in use in one epoch, whatever the server shows. A member that was shown
+another secret uses none.
 
-*A leader that vanishes* is replaced by any member. One that has opened its envelope passes the
-same secret on; one that has not draws another, and the two rules see to it that at most one of
-them is ever used. *Late members*, of the same roster, send a card, and any member answers with
-an envelope. One that has seen the confirmations says so in it: its word is enough, also for a
-member that was left behind with another secret, which can never come into use. *Who is removed
-or added* is on another roster with the next epoch, for which a fresh secret is drawn; messages
-of other epochs are refused.
+- *A leader that vanishes* is replaced by any member. A member that has opened the leader's
+  envelope passes the same secret on; any other draws a new one. By the two rules, at most one
+  of the secrets is ever used.
+- *Late members*, of the same roster, send a card, and any member answers with an envelope. If
+  the sender has seen enough confirmations, the envelope says so. The receiver then needs no
+  confirmations of its own. It may also replace another secret that it took, since that one can
+  never come into use.
+- *Removed and added members*: the next epoch has another roster and a fresh secret. Messages of
+  other epochs are refused.
 
-Not protected: against a member that tells the secret, nothing helps. A member that never hears
-of a new roster goes on with the old one. A member that forgets what it took (its state was not
-kept, see :meth:`Member.to_bytes`) may take another secret: still nobody else learns either, but
-its updates no longer fit those of the others.
+Not protected:
+
+- A member that reveals the secret reveals it to the server.
+- A member that never hears of a new roster goes on with the old one.
+- A member that forgets which secret it took (its state was not kept, see
+  :meth:`Member.to_bytes`) may take another. Both stay secret, but its updates no longer fit
+  those of the others.
 """
 
 from __future__ import annotations
@@ -81,16 +88,16 @@ FINGERPRINT_BYTES = 32
 
 
 class Member:
-    """One member of a federation in one epoch: what it knows, and whom it believes.
+    """One member of a federation in one epoch: the secret it has taken, and its confirmations.
 
-    It only makes and reads bytes; carrying them is somebody else's work.
+    It makes and reads messages as bytes. The caller carries them.
 
     Parameters
     ----------
     identity
         The member's own.
     roster
-        Who belongs to the run, as people settled it without the server.
+        The members of the run, as people settled them without the server.
 
     Raises
     ------
@@ -120,22 +127,22 @@ class Member:
         self.roster = roster
         self._card_key = X25519PrivateKey.generate()
         self._taken: Secret | None = None
-        self._confirmed: set[str] = set()  # who has the secret, for all that we know
-        self._was_told = False  # that more than half have it, by a member that knows
+        self._confirmed: set[str] = set()  # fingerprints of members that have the secret
+        self._was_told = False  # by another member, that more than half have the secret
 
     @property
     def fingerprint(self) -> str:
-        """That of the identity."""
+        """The identity's fingerprint."""
         return self.identity.fingerprint
 
     @property
     def has_taken_a_secret(self) -> bool:
-        """Whether it has drawn a secret or opened an envelope, and so takes no other."""
+        """True once the member has drawn a secret or opened an envelope; it then takes no other."""
         return self._taken is not None
 
     @property
     def has_agreed(self) -> bool:
-        """Whether more than half of the roster is known to have the same secret."""
+        """True once more than half of the roster is known to have the same secret."""
         return self._was_told or len(self._confirmed) >= self.roster.quorum
 
     @property
@@ -145,14 +152,14 @@ class Member:
         Raises
         ------
         NotConfirmed
-            As long as it might be another one than that of the others.
+            While the other members may still agree on another secret.
         """
         held = self._held()
         self._require_agreement()
         return held
 
     def card(self) -> bytes:
-        """Give the message that asks for an envelope, the same whenever it is called."""
+        """Return the message that asks for an envelope, the same at each call."""
         return self._card
 
     def seal(
@@ -163,25 +170,26 @@ class Member:
         Parameters
         ----------
         cards
-            Those of other members, by fingerprint if they are a mapping. One's own is left out.
+            The cards of other members, by fingerprint if they are a mapping. The member's own
+            card is left out.
         secret
-            What to seal, for a member that has it from elsewhere. If there is none yet, and this
-            member is the leader, it draws one.
+            The secret to seal, if this member has it from another source. By default the secret
+            that it has taken. If it has taken none and is the leader, it draws one.
 
         Returns
         -------
         dict
-            An envelope for each fingerprint.
+            Fingerprint -> envelope.
 
         Raises
         ------
         AgreementFailed
-            If any of the cards is not what it should be: nothing is sealed to anybody then.
-            ``NotLeader`` if a secret is needed and somebody else is to draw it.
+            If a card cannot be accepted: then nothing is sealed to any member. ``NotLeader`` if
+            this member has no secret and another one has to draw it.
 
         Notes
         -----
-        Ask one member at a time to draw a secret, and if it vanishes, first those that have
+        Ask one member at a time to draw a secret. If it vanishes, first ask members that have
         opened one of its envelopes: members that have taken different secrets cannot agree.
         """
         known = self._checked_cards(cards)
@@ -194,8 +202,8 @@ class Member:
             leader = self.roster.leader([self.fingerprint, *known])
             if leader != self.fingerprint:
                 raise NotLeader(
-                    f"{shortened(self.fingerprint)} has no secret and is not to draw one while "
-                    f"there is a card of {shortened(leader)}; ask that one, or leave its card out"
+                    f"{shortened(self.fingerprint)} has no secret and must not draw one while "
+                    f"there is a card of {shortened(leader)}; ask that member, or leave its card out"
                 )
             taken = Secret.new(self.roster.run, self.roster.epoch)
         envelopes = {
@@ -208,7 +216,7 @@ class Member:
         return envelopes
 
     def open(self, envelope: bytes) -> None:
-        """Open an envelope. The secret can be used once it is confirmed.
+        """Open an envelope and take its secret, which can be used once it is confirmed.
 
         Raises
         ------
@@ -227,7 +235,7 @@ class Member:
                 f"{shortened(self.fingerprint)} than the present one; ask for a new envelope"
             )
         opened = read.secret_inside(self._card_key, self.roster)
-        # What more than half have taken is safe to change to: nothing else can ever be agreed on.
+        # A secret that more than half have taken may replace ours, which can never be agreed on.
         may_change = read.says_agreed and not self.has_agreed
         if self._taken not in (None, opened) and not may_change:
             raise SplitView(
@@ -239,26 +247,26 @@ class Member:
         self._was_told |= read.says_agreed
 
     def confirmation(self) -> bytes:
-        """Give the message that shows the others which secret one has, without telling it.
+        """Return the message that proves which secret the member has, without revealing it.
 
         Raises
         ------
         NotConfirmed
-            If there is none yet.
+            If the member has no secret yet.
         """
         return Confirmation.write(self.fingerprint, self.roster, self._held())
 
     def check(self, confirmations: Iterable[bytes]) -> None:
-        """Check confirmations, some or all at a time; one's own may be among them.
+        """Check some or all confirmations; the member's own may be among them.
 
         Raises
         ------
         SplitView
-            If one of them is for another secret, or was changed. None of them counts then.
+            If one of them is for another secret, or was changed. Then none of them counts.
         NotConfirmed
-            If they are all right, and count, but are too few up to now.
+            If all are valid, but more are needed. They count for the next call.
         AgreementFailed
-            If one of them is none, or not from a member in this run and epoch.
+            If one of them is no confirmation, or not from a member in this run and epoch.
         """
         key = confirmation_key(self._held())
         confirmed = set()
@@ -275,10 +283,10 @@ class Member:
         self._require_agreement()
 
     def to_bytes(self) -> bytes:
-        """Write down what this member remembers, readable to its own identity only.
+        """Write the member's state, encrypted for its own identity.
 
-        For a process that ends between two messages. Nothing but this keeps a member from
-        taking a second secret.
+        Keep it where a process may end between two messages. A member without its state may take
+        a second secret.
         """
         taken = self._taken.key if self._taken else b""
         confirmed = b"".join(bytes.fromhex(member) for member in sorted(self._confirmed))
@@ -290,12 +298,12 @@ class Member:
 
     @classmethod
     def from_bytes(cls, identity: Identity, roster: Roster, remembered: bytes) -> Member:
-        """Go on where :meth:`to_bytes` was called.
+        """Read a member that :meth:`to_bytes` has written.
 
         Raises
         ------
         AgreementFailed
-            If it was changed, or is of another member, run, epoch or roster.
+            If the bytes were changed, or are of another member, run, epoch or roster.
         """
         member = cls(identity, roster)
         max_bytes = 1024 + FINGERPRINT_BYTES * len(roster.members)
@@ -311,7 +319,7 @@ class Member:
             memory = member._cipher.decrypt(nonce, encrypted, statement)
         except InvalidTag:
             raise DamagedMessage(
-                f"what {shortened(identity.fingerprint)} remembered was changed, or is another "
+                f"the saved state of {shortened(identity.fingerprint)} was changed, or is another "
                 "member's; begin again with a new card"
             ) from None
         key, taken, was_told, confirmed = unpack(memory, [32, None, 1, None], max_bytes=max_bytes)
@@ -334,7 +342,7 @@ class Member:
         return ChaCha20Poly1305(self.identity.derived("memory of a key agreement"))
 
     def _checked_cards(self, cards: Mapping[str, bytes] | Iterable[bytes]) -> dict[str, Card]:
-        """Read the cards of others, each of whom has one."""
+        """Read the cards of other members, at most one each."""
         if isinstance(cards, Mapping):
             read = {name: Card.read(blob, self.roster) for name, blob in cards.items()}
             for name, card in read.items():
@@ -356,7 +364,7 @@ class Member:
 
     def _check_given(self, secret: Secret) -> None:
         if (secret.run, secret.epoch) != (self.roster.run, self.roster.epoch):
-            raise ValueError(f"{secret} is not one for {self.roster}; leave it out to draw one")
+            raise ValueError(f"{secret} is not for {self.roster}; leave it out to draw one")
         if self._taken not in (None, secret):
             raise ValueError(f"{secret} is not the one that was taken, {self._taken}")
 
@@ -375,8 +383,8 @@ class Member:
     def _require_agreement(self) -> None:
         if not self.has_agreed:
             raise NotConfirmed(
-                f"{shortened(self.fingerprint)} knows of {len(self._confirmed)} members of "
-                f"{len(self.roster.members)} that they have its secret, and must know of "
+                f"{shortened(self.fingerprint)} has confirmations of its secret from "
+                f"{len(self._confirmed)} of {len(self.roster.members)} members, and needs "
                 f"{self.roster.quorum}; wait for more confirmations"
             )
 

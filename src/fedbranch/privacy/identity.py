@@ -1,4 +1,4 @@
-"""Who a member is, and who belongs to a federation: what people settle without the server."""
+"""Identities of members, and the roster of a federation, which people settle without the server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Identity:
         Raises
         ------
         ValueError
-            If it is no such key, or the password is wrong or missing.
+            If it is no Ed25519 key, or the password is wrong or missing.
         """
         try:
             key = load_pem_private_key(pem, password)
@@ -70,16 +70,16 @@ class Identity:
         return cls(key)
 
     def to_pem(self, password: bytes | None = None) -> bytes:
-        """Write the private key down, encrypted if there is a password."""
+        """Write the private key as PEM, encrypted if there is a password."""
         protection = BestAvailableEncryption(password) if password else NoEncryption()
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection)
 
     def sign(self, statement: bytes) -> bytes:
-        """Sign a statement, which must say what it is and what it is for."""
+        """Sign a statement, which must state its kind and its purpose."""
         return self._key.sign(statement)
 
     def derived(self, purpose: str) -> bytes:
-        """Give a key that only this identity knows, for what it keeps for itself."""
+        """Derive a key that only this identity knows, for data that it keeps for itself."""
         info = pack(b"fedbranch identity 1", purpose.encode())
         return HKDF(SHA256(), 32, salt=None, info=info).derive(self._key.private_bytes_raw())
 
@@ -92,16 +92,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who belongs to a run. Members get it from each other or from a person, not the server.
+    """The members of a run. Members get it from each other or from a person, not the server.
 
     Attributes
     ----------
     run
         A name that no other run has; at most 200 bytes.
     members
-        Fingerprints of identities: all who may take part, also those who come late.
+        Fingerprints of the identities of all members, also of those that come late.
     epoch
-        Every change of the members is a new epoch, with a secret of its own.
+        Each change of the members is a new epoch, with a secret of its own.
 
     Examples
     --------
@@ -124,7 +124,7 @@ class Roster:
         object.__setattr__(self, "members", frozenset(self.members))
         if not 1 <= len(self.run.encode()) <= MAX_RUN_BYTES:
             raise ValueError(
-                f"the run's name has {len(self.run.encode())} bytes; 1 to {MAX_RUN_BYTES} are good"
+                f"the run's name has {len(self.run.encode())} bytes; it must have 1 to {MAX_RUN_BYTES}"
             )
         if type(self.epoch) is not int or not 1 <= self.epoch < 2**64:
             raise ValueError(f"epoch is {self.epoch!r}; it must be a whole number from 1 on")
@@ -139,18 +139,18 @@ class Roster:
 
     @cached_property
     def digest(self) -> bytes:
-        """A short name for run, epoch and members together."""
+        """SHA-256 over run, epoch and members."""
         members = pack(*(bytes.fromhex(member) for member in sorted(self.members)))
         fields = (b"fedbranch roster 1", self.run.encode(), self.epoch.to_bytes(8), members)
         return hashlib.sha256(pack(*fields)).digest()
 
     @property
     def quorum(self) -> int:
-        """More than half: two such groups always have a member in common."""
+        """More than half of the members: two such groups always have a member in common."""
         return len(self.members) // 2 + 1
 
     def leader(self, present: Iterable[str]) -> str:
-        """Say who of those present draws the secret: the one with the lowest fingerprint.
+        """Return the member that draws the secret: the lowest fingerprint of those present.
 
         Raises
         ------
@@ -159,18 +159,18 @@ class Roster:
         """
         members = set(present) & set(self.members)
         if not members:
-            raise NotInRoster("nobody of the roster is present; wait for their cards")
+            raise NotInRoster("no member of the roster is present; wait for their cards")
         return min(members)
 
     def without(self, *removed: str) -> Roster:
-        """Make the roster of the next epoch, to which these members do not belong."""
+        """Make the roster of the next epoch, without these members."""
         unknown = set(removed) - set(self.members)
         if unknown:
             raise ValueError(f"{sorted(unknown)} cannot be removed; they are not in the roster")
         return Roster(self.run, set(self.members) - set(removed), self.epoch + 1)
 
     def joined_by(self, *added: str) -> Roster:
-        """Make the roster of the next epoch, to which these members belong as well."""
+        """Make the roster of the next epoch, with these members added."""
         return Roster(self.run, {*self.members, *added}, self.epoch + 1)
 
     def __repr__(self) -> str:
@@ -192,7 +192,7 @@ def fingerprint_of(public_bytes: bytes) -> str:
 
 
 def is_signed(statement: bytes, signature: bytes, public_bytes: bytes) -> bool:
-    """Say whether a signature is that of this key under this statement."""
+    """Return whether this key has signed this statement."""
     try:
         Ed25519PublicKey.from_public_bytes(public_bytes).verify(signature, statement)
     except (InvalidSignature, ValueError):  # ValueError: not the bytes of a key
@@ -201,5 +201,5 @@ def is_signed(statement: bytes, signature: bytes, public_bytes: bytes) -> bool:
 
 
 def shortened(fingerprint: str) -> str:
-    """Show as much of a fingerprint as people compare."""
+    """Return the part of a fingerprint that is shown to people."""
     return fingerprint[:16]

@@ -1,7 +1,7 @@
 """Differential privacy for each client: updates are clipped, and noise is added.
 
-A client does this by itself, before anything else sees its update, so that it has to trust
-nobody: neither the server nor the other clients, even if they know the shared secret.
+A client does this by itself, before its update is hidden or sent. So it has to trust neither the
+server nor the other clients, even if these know the shared secret.
 """
 
 from __future__ import annotations
@@ -24,28 +24,27 @@ __all__ = ["Noise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Clip an update, and add normal noise to each of its numbers.
+    """Clip an update and add normal noise to each of its numbers.
 
     Attributes
     ----------
     clip
-        The largest length that an update keeps. A longer one is shortened to it.
+        The largest length of an update before noise. A longer one is shortened to it.
     multiplier
-        The standard deviation of the noise in every coordinate, divided by ``clip``. Zero:
+        The standard deviation of the noise in each coordinate, divided by ``clip``. Zero:
         updates are clipped only, which protects nothing.
 
     Notes
     -----
-    What is protected is all data of a client at once: whatever they are, its clipped updates
-    lie in a ball of radius ``clip``. So those of any two data sets are up to ``2 * clip``
-    apart, and that is the sensitivity that :meth:`epsilon` reckons with.
+    The noise protects all data of a client at once: for any data, its clipped updates lie in a
+    ball of radius ``clip``. So updates from two data sets are up to ``2 * clip`` apart, and that
+    is the sensitivity that :meth:`epsilon` assumes.
 
-    Who takes part in which round, and how many examples a client says it has, count as public.
-    Metrics are not sent. Nor must losses under trial models be.
+    Participation in rounds and the number of examples that a client states count as public.
+    Metrics are not sent. Losses under trial models must not be sent either.
 
-    The numbers are drawn in double precision and sent in single precision. What the rounding
-    of such numbers may tell (Mironov, 2012) is not part of the reckoning, as with most
-    libraries.
+    The noise is drawn in double precision and sent in single precision. As in most libraries,
+    :meth:`epsilon` does not include what such rounding may reveal (Mironov, 2012).
 
     Examples
     --------
@@ -68,14 +67,14 @@ class Noise:
 
     @classmethod
     def for_epsilon(cls, epsilon: float, *, delta: float, num_releases: int, clip: float) -> Noise:
-        """Choose the least noise that keeps a promise.
+        """Choose the least noise that gives (epsilon, delta)-differential privacy.
 
         Parameters
         ----------
         epsilon, delta
-            The promise.
+            The privacy to give.
         num_releases
-            How often a client will send at most; see :meth:`num_releases`.
+            The largest number of releases of a client; see :meth:`num_releases`.
         clip
             As for the class.
 
@@ -96,28 +95,28 @@ class Noise:
         return cls(clip=clip, multiplier=2 * math.sqrt(num_releases) * float(deviation))
 
     def applied(self, update: Update, rng: np.random.Generator | None) -> Update:
-        """Give what a client may send instead of its update.
+        """Return the clipped update with noise, which a client may send.
 
         Parameters
         ----------
         update
-            As it comes from training. If it comes from two halves of the data, each of the two
-            updates is clipped and gets noise of its own.
+            The update from training. If it has half updates, each of the two is clipped and
+            gets noise of its own.
         rng
             For simulations. None: the noise comes from the operating system, as it must where
-            somebody is to be protected.
+            real clients are protected.
 
         Returns
         -------
         Update
-            Without metrics. An update with NaN or infinity counts as zero, with a warning:
-            that training diverged must not be seen from outside either.
+            Without metrics. An update with NaN or infinity counts as zero, with a warning,
+            since the server must not see that training diverged.
 
         Raises
         ------
         ValueError
-            If there are buffers, or a signal such as the gradient: they are neither clipped
-            nor noised, and would tell what the noise hides.
+            If there are buffers, or a signal such as the gradient. They are neither clipped
+            nor noised, and would reveal what the noise hides.
         """
         if update.buffers is not None and np.size(update.buffers):
             raise ValueError(
@@ -135,7 +134,7 @@ class Noise:
             sent, half = self._released(vector, rng), None
         else:
             difference = np.asarray(update.half_difference)
-            with np.errstate(invalid="ignore"):  # what is not finite is dealt with below
+            with np.errstate(invalid="ignore"):  # values that are not finite become zero below
                 updates = [np.add(vector, s * difference, dtype=np.float64) for s in (1, -1)]
             first, second = (self._released(own, rng) for own in updates)
             sent, half = (first + second) / 2, ((first - second) / 2).astype(vector.dtype)
@@ -149,19 +148,19 @@ class Noise:
 
     @staticmethod
     def num_releases(update: Update) -> int:
-        """Count how often a reply looks at the client's data: twice if it has halves."""
+        """Count the updates in a reply that come from the client's data: two if it has halves."""
         return 1 if update.half_difference is None else 2
 
     def epsilon(self, num_releases: int, delta: float) -> float:
-        """Say how well a client is protected that has sent so often.
+        """Compute epsilon after ``num_releases`` updates with this noise.
 
         Parameters
         ----------
         num_releases
-            The sum of :meth:`num_releases` over all that it has sent. Later updates may depend
-            on what was sent before.
+            The sum of :meth:`num_releases` over all replies that a client has sent. Later
+            updates may depend on earlier ones.
         delta
-            The probability with which the promise may fail; far below 1 / number of clients.
+            The probability with which the bound may fail; far below 1 / number of clients.
 
         Returns
         -------
@@ -171,9 +170,9 @@ class Noise:
 
         Notes
         -----
-        Normal noise composes exactly: k releases tell as much as one with noise that is
-        smaller by sqrt(k) (Dong, Roth and Su, 2022), and for one the least epsilon is known
-        (Balle and Wang, 2018). So there is no accountant's error, and no grid.
+        Normal noise composes exactly: k releases reveal as much as one release with noise that
+        is smaller by sqrt(k) (Dong, Roth and Su, 2022). For one release the least epsilon is
+        known (Balle and Wang, 2018). So there is neither a numerical accountant nor its error.
         """
         _check_delta(delta)
         if operator.index(num_releases) < 0:
@@ -211,7 +210,7 @@ def _check_delta(delta: float) -> None:
 
 
 def _secure_normal(size: int) -> NDArray[np.float64]:
-    """Draw normal numbers that nobody can foretell, from the operating system's."""
+    """Draw normal numbers from the operating system's randomness, which cannot be predicted."""
     drawn = np.frombuffer(secrets.token_bytes(8 * size), np.uint64)
     # 52 bits, in the middle between two steps, so that neither 0 nor 1 can occur.
     uniform = ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52

@@ -1,4 +1,4 @@
-"""What all members of a federation share, and the server does not know."""
+"""The secret that all members of a federation share and the server does not know."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROTOCOL = b"fedbranch privacy 1"
 
 
 class Secret:
-    """A key for one epoch of one run, and what follows from it.
+    """A key for one epoch of one run; keys, streams and seeds are derived from it.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Secret:
     run
         The name of the run.
     epoch
-        Counts the keys of a run: whoever is removed knows none of the later ones.
+        The number of the key in its run. A removed member knows none of the later keys.
 
     Examples
     --------
@@ -37,7 +37,7 @@ class Secret:
     '31d11e74'
     """
 
-    # No dataclass: asdict() and vars() of whatever holds a secret would show the key.
+    # No dataclass: asdict() and vars() of an object with a secret would show the key.
     __slots__ = ("_epoch", "_key", "_run")
 
     def __init__(self, key: bytes, run: str, epoch: int = 1) -> None:
@@ -62,7 +62,7 @@ class Secret:
 
     @property
     def epoch(self) -> int:
-        """Which key of the run it is."""
+        """The number of the key in its run."""
         return self._epoch
 
     @classmethod
@@ -73,7 +73,7 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        # In constant time, whoever asks.
+        # In constant time, so that timing reveals nothing.
         is_key = secrets.compare_digest(self.key, other.key)
         return is_key and (self.run, self.epoch) == (other.run, other.epoch)
 
@@ -87,7 +87,7 @@ class Secret:
         return self
 
     def derived(self, purpose: str) -> bytes:
-        """Give the key for a purpose: it says nothing about those for others."""
+        """Derive the key for a purpose; it reveals nothing about the keys for other purposes."""
         info = b"".join(
             struct.pack(">Q", len(part)) + part
             for part in (PROTOCOL, self.run.encode(), str(self.epoch).encode(), purpose.encode())
@@ -95,18 +95,18 @@ class Secret:
         return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self.key)
 
     def stream(self, purpose: str, num_bytes: int) -> bytes:
-        """Give random bytes for a purpose, the same to everybody who knows the secret."""
-        nonce = bytes(16)  # every purpose has a key of its own, which is used once
+        """Return random bytes for a purpose, the same for all members."""
+        nonce = bytes(16)  # each purpose has a key of its own, which is used once
         cipher = Cipher(algorithms.ChaCha20(self.derived(purpose), nonce), mode=None)
         return cipher.encryptor().update(bytes(num_bytes))
 
     def seed(self, purpose: str) -> int:
-        """Give a seed for a generator that is to be the same for all members."""
+        """Return a seed for a generator that must be the same for all members."""
         return int.from_bytes(self.stream(purpose, 8)) >> 1
 
     @property
     def fingerprint(self) -> str:
-        """A name that people can compare. It says nothing about the key."""
+        """A short name that people can compare. It reveals nothing about the key."""
         return self.stream("fingerprint", 4).hex()
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""A few numbers instead of an update, which say nearly the same about its direction.
+"""A sample of a hidden update's coordinates, with nearly the same cosines.
 
-For the decision to split, the server only compares directions. After a secret rotation any
-few coordinates of an update are enough for that.
+For the decision to split, the server only compares directions. After a secret rotation, a small
+sample of an update's coordinates is enough for that.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["Sketch"]
 class Sketch:
     """The first coordinates of a rotated vector, which are a random sample of all.
 
-    Only for vectors that :class:`fedbranch.privacy.Rotation` has hidden: its secret signs and
-    cosine transform spread every vector over all coordinates, and its secret order makes the
-    first ones a random sample. Of a vector that was only permuted, or not hidden at all, the
-    first coordinates may be all zero, or miss the largest.
+    Only for vectors that :class:`fedbranch.privacy.Rotation` has hidden. Its secret signs and
+    cosine transform spread each vector over all coordinates, and its secret order makes the
+    first ones a random sample. If a vector was only permuted, or not hidden at all, its first
+    coordinates may be all zero, or miss the largest.
 
     Attributes
     ----------
     num_hidden
-        How many numbers a hidden vector has.
+        The length of a hidden vector.
     size
-        How many of them are kept.
+        The number of coordinates that are kept.
 
     Notes
     -----
-    Squared lengths and inner products are right on average over the secrets. For two vectors
+    Squared lengths and inner products are unbiased over the secrets. For two vectors
     with cosine c, let N = (a² + b²) / 2 and H = (a² - b²) / 2, with a and b the lengths of the
     sketches of their unit vectors, and e the inner product of these sketches minus c N. Over
     the secrets, e and H have mean 0, N has mean 1, and with f = (num_hidden - size) /
@@ -49,11 +49,12 @@ class Sketch:
     for any two vectors that were chosen without knowing the secret. Each of the three is the
     sum of a quadratic form of the signs over a sample without replacement; the bounds follow
     from the fourth moments of the cosine transform, n Σ_i d_ij² d_il² = 1 - 1/n + [l = j] / 2 +
-    [l = n - 1 - j] / 2. The 3/2 is 1 but for vectors whose weight lies in places that mirror
-    each other.
+    [l = n - 1 - j] / 2. The factor 3/2 is needed only for vectors with their weight in places
+    that mirror each other; for all others it is 1.
 
-    So the cosine is off by about (1 - c²) / sqrt(size), which is :meth:`typical_error`;
-    :func:`fedbranch.core.projection.bound_from_variances` makes :meth:`error_bound` of the three.
+    So the error of the cosine is about (1 - c²) / sqrt(size), which is :meth:`typical_error`.
+    :func:`fedbranch.core.projection.bound_from_variances` computes :meth:`error_bound` from the
+    three variances.
 
     Examples
     --------
@@ -75,7 +76,7 @@ class Sketch:
     def of(self, hidden: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """Map hidden vectors (..., num_hidden) to their sketches (..., size).
 
-        They are scaled so that squared lengths and inner products are right on average.
+        They are scaled so that squared lengths and inner products are unbiased.
         """
         if hidden.shape[-1:] != (self.num_hidden,):
             raise ValueError(
@@ -86,12 +87,12 @@ class Sketch:
         return np.asarray(hidden[..., : self.size] * scale)
 
     def typical_error(self, cosine: float = 0.0) -> float:
-        """Give the standard deviation of the cosine of two sketches, for a true cosine."""
+        """Compute the standard deviation of the cosine of two sketches, for a true cosine."""
         check_cosine(cosine)
         return (1 - cosine**2) * math.sqrt(self._unseen / self.size)
 
     def error_bound(self, cosine: float = 0.0, *, failure: float = 0.05) -> float:
-        """Give a bound on how far the cosine of two sketches is off.
+        """Compute a bound on the error of the cosine of two sketches.
 
         Parameters
         ----------
@@ -103,7 +104,7 @@ class Sketch:
         Returns
         -------
         float
-            Infinite if the size is too small to promise anything.
+            Infinite if the size is too small for any bound.
         """
         check_cosine(cosine)
         variance = self._unseen / self.size
@@ -116,5 +117,5 @@ class Sketch:
 
     @property
     def _unseen(self) -> float:
-        """By how much a sample is better than one that may draw a coordinate twice."""
+        """The factor by which sampling without replacement lowers variances."""
         return (self.num_hidden - self.size) / max(self.num_hidden - 1, 1)

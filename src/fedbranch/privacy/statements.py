@@ -1,7 +1,7 @@
-"""The three messages of the key agreement: how they are written, and when they are believed.
+"""The three messages of the key agreement: how they are written, read and verified.
 
-Every message begins with what it is and which run, epoch and roster it belongs to. Cards and
-envelopes end with a signature over all that comes before; a confirmation ends with a MAC.
+Each message begins with its kind, run, epoch and roster. Cards and envelopes end with a signature
+over all bytes before it; a confirmation ends with a MAC.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Card:
 
     @classmethod
     def read(cls, blob: bytes, roster: Roster) -> Card:
-        """Read a card and check whose it is.
+        """Read a card and verify its owner.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Envelope:
     card_digest: bytes
     says_agreed: bool  # the sender knows that more than half of the roster has this secret
     sealed: bytes
-    info: bytes  # all of the above but the sealed secret, which cannot be opened without it
+    info: bytes  # all fields above but ``sealed``, which cannot be opened without them
 
     @staticmethod
     def write(
@@ -86,13 +86,14 @@ class Envelope:
             sealed = SUITE.encrypt(secret.key, card.key, info)
         except ValueError:
             raise DamagedMessage(
-                f"the key on the card of {shortened(card.owner)} is none that can be sealed to"
+                f"the key on the card of {shortened(card.owner)} cannot be sealed to; "
+                "ask for another card"
             ) from None
         return _signed(b"envelope", identity, roster, *address, sealed)
 
     @classmethod
     def read(cls, blob: bytes, roster: Roster) -> Envelope:
-        """Read an envelope and check whom it comes from; it stays closed.
+        """Read an envelope and verify its sender; it stays closed.
 
         Raises
         ------
@@ -126,7 +127,7 @@ class Envelope:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A member's word that it has a secret, which only those who have it can check."""
+    """A member's proof that it has a secret; only members with the secret can check it."""
 
     member: str
     statement: bytes
@@ -140,7 +141,7 @@ class Confirmation:
 
     @classmethod
     def read(cls, blob: bytes, roster: Roster) -> Confirmation:
-        """Read a confirmation; whether it fits a secret is another question.
+        """Read a confirmation. :meth:`fits` checks it against a secret.
 
         Raises
         ------
@@ -154,23 +155,23 @@ class Confirmation:
         return cls(member, blob[: -len(pack(code))], code)
 
     def fits(self, key: bytes) -> bool:
-        """Say whether the member has the secret from which this ``confirmation_key`` follows."""
+        """Return whether the member has the secret of this ``confirmation_key``."""
         return hmac.compare_digest(self.code, _code(key, self.statement))
 
 
 def confirmation_key(secret: Secret) -> bytes:
-    """Give the key under which members confirm a secret."""
+    """Derive the key under which members confirm a secret."""
     return secret.derived("key agreement: confirmation")
 
 
 def heading(kind: bytes, roster: Roster, *fields: bytes) -> bytes:
-    """Begin a message: what it is, and what it belongs to."""
+    """Return the beginning of a message: its kind, run, epoch and roster, and further fields."""
     place = (roster.run.encode(), roster.epoch.to_bytes(8), roster.digest)
     return pack(PROTOCOL, kind, *place, *fields)
 
 
 def check_heading(kind: bytes, fields: list[bytes], roster: Roster, *, sender: str) -> None:
-    """Refuse a message that is of another kind, or belongs elsewhere."""
+    """Refuse a message of another kind, sender, run, epoch or roster."""
     protocol, written_kind, run, epoch, digest = fields[: len(HEADING_SIZES)]
     if (protocol, written_kind) != (PROTOCOL, kind):
         raise DamagedMessage(
@@ -180,7 +181,7 @@ def check_heading(kind: bytes, fields: list[bytes], roster: Roster, *, sender: s
     what = f"the {kind.decode()} of {shortened(sender)}"
     if sender not in roster.members:
         raise NotInRoster(
-            f"{what} does not count: it is not in {roster}; it never was, or it was removed"
+            f"{what} does not count: that member is not in {roster}; it never was, or it was removed"
         )
     if run != roster.run.encode():
         raise WrongRun(f"{what} is for run {run!r}; this is run {roster.run!r}")
@@ -188,7 +189,7 @@ def check_heading(kind: bytes, fields: list[bytes], roster: Roster, *, sender: s
     if written_epoch != roster.epoch:
         raise StaleEpoch(
             f"{what} is for epoch {written_epoch}, this member is in epoch {roster.epoch}; "
-            "whoever is behind needs the present roster"
+            "the member in the earlier epoch needs the present roster"
         )
     if digest != roster.digest:
         raise WrongRoster(
@@ -205,12 +206,12 @@ def _signed(kind: bytes, identity: Identity, roster: Roster, *fields: bytes) -> 
 def _verified(
     kind: bytes, blob: bytes, roster: Roster, sizes: list[int]
 ) -> tuple[str, list[bytes]]:
-    """Give a signed message's sender and fields, if it may be believed."""
+    """Return the sender and the fields of a signed message after verifying it."""
     fields = unpack(blob, [*HEADING_SIZES, PUBLIC_BYTES, *sizes, SIGNATURE_BYTES])
     public_bytes, *content, signature = fields[len(HEADING_SIZES) :]
     sender = fingerprint_of(public_bytes)
     is_member = sender in roster.members
-    # Before anything that a message says about itself is taken for an explanation.
+    # First, so that no field of a forged message is used to explain why it is refused.
     if is_member and not is_signed(blob[: -len(pack(signature))], signature, public_bytes):
         raise DamagedMessage(
             f"the {kind.decode()} of {shortened(sender)} is not what that member signed: it was "

@@ -1,7 +1,7 @@
 """Secret orthonormal transforms of what clients send: norms, angles and means survive them.
 
-The server averages and compares in hidden coordinates and never notices. Whoever knows the
-secret finds the way back.
+The server averages and compares hidden vectors as it would plain ones. Members, which know the
+secret, undo the transform.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Vectors: TypeAlias = NDArray[np.floating[Any]]
 
 
 class Orthonormal(Protocol):
-    """Maps vectors to hidden ones of the same length and angles, and back."""
+    """A map of vectors to hidden ones with the same lengths and angles, and back."""
 
     @property
     def num_plain(self) -> int:
-        """How many numbers a vector has."""
+        """The length of a plain vector."""
 
     @property
     def num_hidden(self) -> int:
-        """How many it has when it is hidden."""
+        """The length of a hidden vector."""
 
     def hide(self, vectors: Vectors) -> Vectors:
         """Map (..., num_plain) to (..., num_hidden)."""
@@ -42,10 +42,10 @@ class Orthonormal(Protocol):
 
 @dataclass(frozen=True)
 class Permutation:
-    """Numbers change places: the paper's transform.
+    """A secret order of the numbers: the paper's transform.
 
-    Means of hidden vectors are hidden means to the bit. But the numbers themselves stay what
-    they are, and they say a lot; see docs/privacy.md.
+    Means of hidden vectors are hidden means to the bit. But the values themselves stay the same,
+    and they reveal a lot; see docs/privacy.md.
 
     Examples
     --------
@@ -61,13 +61,13 @@ class Permutation:
 
     @property
     def num_hidden(self) -> int:
-        """As many as before."""
+        """The length of a hidden vector: that of a plain one."""
         return self.num_plain
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
-        """Which number comes first, second, ..."""
-        return secret_order(self.secret, self.purpose, self.num_plain)
+        """Position in a hidden vector -> position in the plain one."""
+        return _secret_order(self.secret, self.purpose, self.num_plain)
 
     def hide(self, vectors: Vectors) -> Vectors:
         """Put the numbers in the secret order."""
@@ -75,7 +75,7 @@ class Permutation:
         return np.take(vectors, self.order, axis=-1)
 
     def reveal(self, vectors: Vectors) -> Vectors:
-        """Put the numbers back."""
+        """Put the numbers back in their places."""
         _check(vectors, self.num_hidden, "hidden")
         plain = np.empty_like(vectors)
         plain[..., self.order] = vectors
@@ -86,9 +86,9 @@ class Permutation:
 class Rotation:
     """Secret signs, a cosine transform that mixes all numbers, and a secret order.
 
-    Every hidden number is a sum of all numbers with secret signs. Without the secret order
-    anybody could undo the cosine transform, which is public, and would have the numbers but
-    for their signs: worse than a permutation.
+    Each hidden number is a sum of all numbers with secret signs. Without the secret order, the
+    server could undo the cosine transform, which is public. It would then have the numbers in
+    their places, but for their signs: worse than a permutation.
 
     Examples
     --------
@@ -106,17 +106,17 @@ class Rotation:
 
     @property
     def num_hidden(self) -> int:
-        """A few more than before: what a fast transform can be made of."""
+        """The length of a hidden vector: a little longer, so that the transform is fast."""
         return int(next_fast_len(self.num_plain, real=True)) if self.num_plain else 0
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
-        """Which number comes first, second, ... after the cosine transform."""
-        return secret_order(self.secret, self.purpose, self.num_hidden)
+        """Position in a hidden vector -> position after the cosine transform."""
+        return _secret_order(self.secret, self.purpose, self.num_hidden)
 
     @cached_property
     def signs(self) -> NDArray[np.float64]:
-        """1 or -1 for each number before it."""
+        """1 or -1 for each number of a plain vector."""
         num_bytes = -(-self.num_plain // 8)
         drawn = np.frombuffer(self.secret.stream(f"{self.purpose}: signs", num_bytes), np.uint8)
         bits = np.unpackbits(drawn)[: self.num_plain]
@@ -145,7 +145,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Transform:
-    """What clients do to all that the server averages, in three blocks.
+    """The transforms of all that the server averages, in three blocks.
 
     Attributes
     ----------
@@ -154,8 +154,8 @@ class Transform:
     buffers
         Statistics, such as those of BatchNorm.
     counters
-        Whole numbers among the buffers. They may be large, and what rotating them rounds off
-        must not get into the statistics; they themselves are rounded to whole numbers again.
+        Whole numbers among the buffers. They may be large, so rounding errors of rotating them
+        must not get into the statistics. They are rounded to whole numbers again.
     """
 
     params: Orthonormal
@@ -190,8 +190,8 @@ class Transform:
         )
 
 
-def secret_order(secret: Secret, purpose: str, size: int) -> NDArray[np.intp]:
-    """Draw a permutation: the order of random numbers, too long to be equal."""
+def _secret_order(secret: Secret, purpose: str, size: int) -> NDArray[np.intp]:
+    """Draw a permutation: the order of random 64-bit numbers, which are hardly ever equal."""
     drawn = np.frombuffer(secret.stream(f"{purpose}: order", 8 * size), "<u8")
     return np.argsort(drawn, kind="stable")
 

@@ -1,7 +1,7 @@
-"""Bytes on the wire: fields with their lengths in front, so that they can be read in one way only.
+"""Bytes on the wire: fields with their lengths in front, so that there is one way to read them.
 
-A list of byte strings becomes one byte string. There is no other structure, no text to parse,
-and nothing is read before its size is known to be small.
+A list of byte strings becomes one byte string. There is no other structure and no text to parse.
+A field is read only after its length was checked.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def pack(*fields: bytes) -> bytes:
 def unpack(
     blob: bytes, sizes: Sequence[int | None], *, max_bytes: int = MAX_MESSAGE_BYTES
 ) -> list[bytes]:
-    """Take fields apart again.
+    """Split a message into its fields.
 
     Parameters
     ----------
     blob
-        What came over the wire.
+        The received message.
     sizes
-        How many bytes each field must have; None: any number.
+        The length of each field in bytes; None: any length.
     max_bytes
-        A longer blob is not looked at.
+        A longer blob is refused unread.
 
     Raises
     ------
     DamagedMessage
-        If anything is missing, left over or of another size.
+        If bytes are missing or left over, or a field has another length.
 
     Examples
     --------
@@ -66,9 +66,9 @@ def unpack(
         (length,) = LENGTH.unpack_from(blob, start)
         start = content + length
         if start > len(blob) or (size is not None and length != size):
+            allowed = f"at most {len(blob) - content}" if size is None else f"{size}"
             raise DamagedMessage(
-                f"field {number} of a message claims {length} bytes; "
-                f"it must have {'what is left at most' if size is None else size}"
+                f"field {number} of a message claims {length} bytes; it must have {allowed}"
             )
         fields.append(blob[content:start])
     if start != len(blob):

@@ -1,143 +1,91 @@
-"""A cluster is examined: from what was collected at its parameters to what is to happen.
+"""A leaf is examined: from its replies to a decision, and the step to take if it trains.
 
-Examining changes nothing, so a rule or an aggregate that fails leaves the server as it was.
+Nothing changes here. A rule or an aggregate that fails leaves the server as it was.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
-from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from fedbranch.core.geometry import norms, to_numpy
+from fedbranch.core.geometry import norms
 from fedbranch.core.projection import Projection
-from fedbranch.protocol.tasks import Trial, TrialRows
 from fedbranch.rules import Asks, Decision, Evidence, PastRound, Rule, Verdict
-from fedbranch.server.guard import Guard
-from fedbranch.server.leaf import Case, Outcome
+from fedbranch.server.averaging import beside, locked, weights_of
+from fedbranch.server.leaf import EVENT_OF, Leaf, Proposing
+from fedbranch.server.options import ServerOptions
 from fedbranch.server.replies.reply import Reply, stacked
-from fedbranch.tree.tree import Node, read_only
-from fedbranch.types import Aggregate, Array, Vector, Weighting
+from fedbranch.server.replies.store import Averages, LeafStore, Steps
+from fedbranch.tree.tree import Node
 
-__all__ = [
-    "examine",
-    "proposed_trials",
-]
+__all__ = ["Outcome", "examine"]
 
-_CAN_ASK = [("train", "halves"), ("hold", "losses")]
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A decision about a leaf, and the step to take if the leaf trains."""
+
+    decision: Decision
+    steps: Steps | None = None
+    past_round: PastRound | None = None
 
 
 def examine(
     node: Node,
-    case: Case,
+    leaf: Leaf,
     *,
-    rule: Rule,
-    aggregate: Aggregate,
-    weighting: Weighting,
-    round: int,  # noqa: A002  # the word that everybody uses
+    options: ServerOptions,
+    projection: Projection | None,
+    this_round: int,
     num_members: int,
     num_new: int,
-    guard: Guard | None = None,
     most_groups: float = math.inf,
-    projection: Projection | None = None,
 ) -> Outcome:
-    """Ask the rule about a cluster.
+    """Ask the rule about a leaf.
 
     Parameters
     ----------
-    node
-        A leaf.
-    case
-        What was collected there, all of it computed at the leaf's parameters.
-    rule, aggregate, weighting
+    node, leaf
+        Its model, and its replies, all computed at the parameters of the model.
+    options, projection
         As the server has them.
-    round, num_members, num_new
+    this_round, num_members, num_new
         As :class:`fedbranch.Evidence` wants them.
-    guard
-        Limits what a client counts for.
     most_groups
-        Into how many groups the cluster may be split.
-    projection
-        What made sketches of that which is compared.
-
-    Returns
-    -------
-    Outcome
+        Into how many groups the leaf may be split.
 
     Raises
     ------
     ValueError
-        If the rule or the aggregate returns something that cannot be.
+        If the rule or the aggregate returns something impossible.
     """
-    if not case.replies:  # all that had answered have left since
+    if leaf.store is None or not leaf.store.replies:
         decision = Decision(
-            node_id=node.id, round=round, verdict="train", reason="nobody has answered"
+            node_id=node.id,
+            round=this_round,
+            verdict="train",
+            reason="no client of the cluster has answered",
         )
         return Outcome(decision)
-    client_ids = tuple(sorted(case.replies))
-    ordered = [case.replies[client_id] for client_id in client_ids]
-    compared = _frozen(stacked(ordered, "compared"))
-    weights = _weights(ordered, weighting, guard, compared)
-    halved_rows = tuple(
-        row for row, reply in enumerate(ordered) if case.halves is not None and reply.has_halves
-    )
-    halved = [ordered[row] for row in halved_rows]
-    proposal = case.present_proposal
-    means = None if case.sums is None else case.sums.means(guard)
-    whole = None
-    if projection is None:
-        lengths = to_numpy(norms(compared))
-        mean = _aggregated(aggregate, compared, weights, guard, lengths)
-        shown_mean = _beside(compared, mean)
-    else:
-        lengths = np.array(stacked(ordered, "lengths")[:, 1])  # of what is compared, in full
-        if means is None:
-            whole = _frozen(stacked(ordered, "whole"))
-            mean = _aggregated(aggregate, whole, weights, guard, lengths)
-        else:
-            mean = means.compared
-        shown_mean = _beside(compared, projection.of(mean[None, :])[0])
-    evidence = Evidence(
-        node_id=node.id,
-        round=round,
-        client_ids=client_ids,
-        updates=compared,
-        weights=weights,
-        mean_update=shown_mean,
-        num_members=num_members,
-        rounds_trained=node.version,
-        rounds_held=case.rounds_held,
-        rounds_since_hold=None if case.hold_ended is None else node.version - case.hold_ended,
-        num_new=num_new,
-        asked_for_halves=case.halves is not None,
-        halved_rows=halved_rows,
-        half_differences=_frozen(stacked(halved, "half_difference")) if halved else None,
-        proposal=proposal,
-        losses=dict(sorted(case.losses.items())) if proposal else {},
-        rounds_proposed=round - case.proposed_in if proposal else 0,
-        can_measure=means is None,
-        num_examined=case.num_examined,
-        num_merged=case.num_merged,
-        rounds_since_examined=None if case.examined_at is None else node.version - case.examined_at,
-        rounds_held_for_it=case.rounds_held_for_it,
-        last_measured=case.last_measured,
-        past=tuple(case.past),
+    averages = leaf.store.averages(options)
+    evidence = _evidence(
+        node,
+        leaf,
+        leaf.store,
+        averages,
+        options=options,
         projection=projection,
-        whole=whole,
-        whole_half_differences=(
-            _frozen(stacked(halved, "whole_half")) if halved and whole is not None else None
-        ),
+        this_round=this_round,
+        num_members=num_members,
+        num_new=num_new,
     )
-    evidence.__dict__["lengths"] = lengths  # or its cached property would measure them again
-    if projection is not None:
-        evidence.__dict__["mean_length"] = float(norms(mean[None, :])[0])
-    decision = rule.examine(evidence)
-    _check_decision(decision, evidence, rule)
+    decision = options.rule.examine(evidence)
+    _check_decision(decision, evidence, options.rule)
     if len(decision.groups) > most_groups:  # also a proposal, which would be for nothing
         decision = replace(
             decision,
@@ -149,80 +97,83 @@ def examine(
         )
     if decision.verdict != "train":
         return Outcome(decision)
-    past_round = _past_round(evidence.lengths, ordered)
-    if means is not None:
-        return Outcome(decision, means.vector, means.buffers, past_round)
-    if not all(reply.rows.compares_update for reply in ordered):
-        mean = _aggregated(aggregate, _frozen(stacked(ordered, "vector")), weights, guard)
-    buffers_step = None
-    if node.buffers.size:
-        buffers_step = _aggregated(aggregate, _frozen(stacked(ordered, "buffers")), weights)
-    return Outcome(decision, mean, buffers_step, past_round)
+    _, ordered = leaf.store.replies.in_order()
+    return Outcome(decision, averages.steps(), _past_round(evidence.lengths, ordered))
 
 
-def proposed_trials(
+def _evidence(
     node: Node,
-    case: Case,
+    leaf: Leaf,
+    store: LeafStore,
+    averages: Averages,
     *,
-    aggregate: Aggregate,
-    weighting: Weighting,
-    guard: Guard | None = None,
-) -> dict[str, tuple[Trial, ...]]:
-    """Give what the clients of a proposal are to measure: a step together and one apart.
-
-    Where all of them sent half updates, steps are made from one half of everybody's data and
-    measured on the other half, both ways round; otherwise on held-out data. So also where
-    signals are compared: then the halves are those of the signals, along which nobody steps.
-
-    Returns
-    -------
-    dict
-        Client id -> trials, in pairs.
-    """
-    groups = case.present_proposal
-    everybody = [client_id for group in groups for client_id in group]
-    replies = case.replies
-    have_halves = case.halves is not None and all(
-        replies[i].has_halves and replies[i].rows.compares_update for i in everybody
+    options: ServerOptions,
+    projection: Projection | None,
+    this_round: int,
+    num_members: int,
+    num_new: int,
+) -> Evidence:
+    """Put together what the rule is shown."""
+    client_ids, ordered = store.replies.in_order()
+    if projection is None:
+        assert averages.whole is not None, "without sketches updates are kept"
+        compared = averages.whole
+    else:
+        compared = locked(stacked(ordered, "sketch"))
+    phase, memory = leaf.phase, leaf.memory
+    halved_rows = tuple(
+        row for row, reply in enumerate(ordered) if phase.halves is not None and reply.has_half
     )
+    halved = [ordered[row] for row in halved_rows]
+    mean = averages.compared
+    shown_mean = mean if projection is None else projection.of(mean[None, :])[0]
+    has_whole = projection is not None and averages.whole is not None
+    proposal = leaf.proposal
+    evidence = Evidence(
+        node_id=node.id,
+        round=this_round,
+        client_ids=client_ids,
+        updates=compared,
+        weights=weights_of(ordered, options, compared),
+        mean_update=beside(compared, shown_mean),
+        num_members=num_members,
+        rounds_trained=node.version,
+        rounds_held=phase.rounds_held,
+        rounds_since_hold=_since(memory.hold_ended, node),
+        num_new=num_new,
+        asked_for_halves=phase.halves is not None,
+        halved_rows=halved_rows,
+        half_differences=locked(stacked(halved, "half_compared")) if halved else None,
+        proposal=proposal,
+        losses=dict(sorted(leaf.losses.items())) if proposal else {},
+        rounds_proposed=this_round - phase.since
+        if proposal and isinstance(phase, Proposing)
+        else 0,
+        can_measure=store.can_measure,
+        num_examined=memory.num_examined,
+        num_merged=memory.num_merged,
+        rounds_since_examined=_since(memory.examined_at, node),
+        rounds_held_for_it=memory.rounds_held_for_it,
+        last_measured=memory.last_measured,
+        past=memory.past,
+        projection=projection,
+        whole=averages.whole if has_whole else None,
+        whole_half_differences=locked(stacked(halved, "half")) if halved and has_whole else None,
+    )
+    evidence.__dict__["lengths"] = (
+        averages.lengths
+    )  # or its cached property would measure them again
+    if projection is not None:
+        evidence.__dict__["mean_length"] = float(norms(mean[None, :])[0])
+    return evidence
 
-    def after_step(client_ids: Iterable[str], sign: int) -> tuple[Vector, Vector]:
-        """Give where the updates of these clients, or of one half of their data, lead."""
-        ordered = [replies[client_id] for client_id in sorted(client_ids)]
-        steps = stacked(ordered, "vector")
-        if sign:
-            steps = steps + sign * stacked(ordered, "whole_half")
-        weights = _weights(ordered, weighting, guard, steps)
-        buffers = node.buffers
-        if buffers.size:
-            buffers = buffers + _aggregated(aggregate, stacked(ordered, "buffers"), weights)
-        step = _aggregated(aggregate, steps, weights, guard)
-        return read_only(node.params + step), read_only(buffers)
 
-    ways: list[tuple[int, TrialRows]] = [(0, "held-out")]
-    if have_halves:  # a = v + h comes from the first half
-        ways = [(+1, "second half"), (-1, "first half")]
-    halves = case.halves if have_halves else None
-    together = [after_step(everybody, sign) for sign, _ in ways]
-    trials: dict[str, tuple[Trial, ...]] = {}
-    for group in groups:
-        own: list[Trial] = []
-        for (sign, rows), all_together in zip(ways, together, strict=True):
-            for params, buffers in (all_together, after_step(group, sign)):
-                own.append(Trial(params=params, buffers=buffers, on=rows, halves=halves))
-        trials |= dict.fromkeys(group, tuple(own))
-    return trials
-
-
-def _weights(
-    replies: Sequence[Reply], weighting: Weighting, guard: Guard | None, updates: Array
-) -> Array:
-    counts = np.array([reply.weight if weighting == "examples" else 1.0 for reply in replies])
-    return _frozen(_beside(updates, counts if guard is None else guard.weights(counts)))
+def _since(version: int | None, node: Node) -> int | None:
+    return None if version is None else node.version - version
 
 
 def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastRound:
-    """Remember how long the updates were, and what losses were reported, under any name."""
+    """Remember how long the updates were, and the losses that were reported, under any name."""
     losses = [
         value
         for reply in replies
@@ -232,33 +183,6 @@ def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastR
     # Divided first: the sum of reported numbers may leave the range of floats.
     mean_loss = float(sum(loss / len(losses) for loss in losses)) if losses else None
     return PastRound(float(np.sqrt(np.mean(lengths**2))), mean_loss)
-
-
-def _aggregated(
-    aggregate: Aggregate,
-    updates: Array,
-    weights: Array,
-    guard: Guard | None = None,
-    lengths: NDArray[np.float64] | None = None,
-) -> Vector:
-    """Aggregate, and make sure that what comes back can be added to parameters."""
-    if guard is not None:
-        updates = _frozen(guard.clipped(updates, lengths))
-    step = to_numpy(aggregate(updates, weights))
-    if step.shape != updates.shape[1:] or not np.issubdtype(step.dtype, np.floating):
-        raise ValueError(
-            f"the aggregate returned shape {step.shape} and dtype {step.dtype} for updates of "
-            f"shape {updates.shape}; it must return {updates.shape[1:]}, floating"
-        )
-    if not np.isfinite(step).all():
-        raise ValueError("the aggregate returned NaN or infinity for finite updates")
-    return np.array(step, dtype=np.float32)
-
-
-def _beside(updates: Array, vector: Array) -> Array:
-    """Bring a vector to where the updates are."""
-    there: Array = array_namespace(updates).asarray(vector, device=device(updates))
-    return there
 
 
 def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
@@ -273,7 +197,7 @@ def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
         problem = f"the verdict {decision.verdict!r}, which is for splits that are reviewed"
     elif decision.asks not in get_args(Asks):
         problem = f"asks {decision.asks!r}, not one of {get_args(Asks)}"
-    elif decision.asks != "nothing" and (decision.verdict, decision.asks) not in _CAN_ASK:
+    elif (decision.verdict, decision.asks) not in EVENT_OF:
         problem = f"the verdict {decision.verdict!r} while it asks for {decision.asks}"
     elif (decision.verdict == "split" or decision.asks == "losses") != bool(decision.groups):
         problem = f"the verdict {decision.verdict!r} with {len(decision.groups)} groups"
@@ -281,9 +205,9 @@ def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
         problem = f"groups of {[len(group) for group in decision.groups]} clients"
     else:
         named = [client_id for group in decision.groups for client_id in group]
-        strangers = sorted(set(named) - set(evidence.client_ids))
-        if strangers:
-            problem = f"clients {strangers}, who are not in the evidence"
+        unknown = sorted(set(named) - set(evidence.client_ids))
+        if unknown:
+            problem = f"clients {unknown}, who are not in the evidence"
         elif len(set(named)) != len(named):
             problem = "a client in two groups"
         else:
@@ -292,14 +216,3 @@ def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
         f"{rule!r} decided on {problem}; a split names at least two groups, none empty, of the "
         "evidence's clients, each client once"
     )
-
-
-def _frozen(array: Array) -> Array:
-    """Let users' functions read an array but not sort or scale it in place.
-
-    Tensors of other libraries cannot be locked.
-    """
-    if isinstance(array, np.ndarray):
-        array = array.view()
-        array.flags.writeable = False
-    return array

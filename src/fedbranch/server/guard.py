@@ -1,11 +1,11 @@
 """What the server does against clients that work against the others.
 
 A reply that no honest client sends is set aside before anything is averaged, compared or
-examined; and no client, however it behaves, gets more than its share of the weight, of the
-clusters, or of the newcomers.
+examined. No client, however it behaves, gets more than its share of the weight, of the clusters,
+or of the newcomers.
 
-What this cannot see: clients that send what honest ones would send, such as a copy of
-another's update, or a lie that is smaller than the differences between honest clients.
+The guard cannot see replies that honest clients could send, such as a copy of another client's
+update, or a lie that is smaller than the differences between honest clients.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from numpy.typing import NDArray
 from fedbranch.core.geometry import cosine_similarity, norms, take_rows, to_numpy, weighted_mean
 from fedbranch.core.products import column_blocks
 from fedbranch.core.row_sampling import some_rows
-from fedbranch.server.replies.reply import Reply, stacked
+from fedbranch.server.replies.reply import LENGTHS_OF, Reply, stacked
 from fedbranch.types import Array
 
-__all__ = ["DEFAULT_GUARD", "Guard", "capped_weights"]
+__all__ = ["DEFAULT_GUARD", "Guard", "capped_weights", "usual_lengths"]
 
-# With fewer replies nobody can say what is usual.
+# Fewer replies do not show what is usual.
 REPLIES_TO_COMPARE = 5
-FEWEST_TO_COMPARE = 3  # but enough to tell whether one who was set aside may come back
+# But three are enough to readmit a client that was set aside.
+REPLIES_TO_READMIT = 3
 REPLIES_TO_CAP = 3  # of two clients one may well have most of the examples
-# How probable it may be that isotropic noise resembles somebody by chance, in a round.
+# The probability in a round that isotropic noise resembles another update by chance.
 CHANCE = 0.05
-# How much more most others must resemble each other, for a stranger to be one; and a stranger
-# somebody, to come back.
-CLEARLY = 3
-# Where the mean is longer than most updates the longest ones balance nothing, but drag all others
-# along; then so many times the usual length is too long, unless it comes from a client with as
-# many times the usual data.
-LENGTH_OF_DRAGGING = 5.0
-# By so many numbers of each update, compared with so many others, one sees who may be a stranger.
-NUMBERS_AT_FIRST = 8192
-OTHERS_AT_FIRST = 100
-NUMBERS_AT_ONCE = 2**24  # similarities of those who resemble none of these
-# Below, resembling nobody means something: in few dimensions everybody resembles somebody.
-WIDEST_BOUND = 0.3
+# An update is a stranger only if the others' median cosine exceeds 3 x the noise bound; its client
+# is readmitted once its own largest cosine does.
+STRANGER_MARGIN = 3
+# Where the mean is longer than most updates, the longest ones balance nothing and drag all others
+# along. Then this many times the usual length is too long, unless the client has as many times the
+# usual data.
+DRAGGING_LENGTH = 5.0
+# Pre-screen for strangers: compare 8,192 coordinates of each update with 100 sampled clients.
+# Only updates that resemble none of these are compared with all.
+SCREENED_COORDINATES = 8192
+SCREENED_CLIENTS = 100
+SIMILARITIES_AT_ONCE = 2**24  # of these updates with all others
+# With a larger noise bound, in few dimensions, any update resembles another by chance.
+LARGEST_NOISE_BOUND = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,30 +58,32 @@ class Guard:
     Parameters
     ----------
     max_length
-        A reply whose update (or signal, or buffers) is longer than so many times the median of
-        its cluster is set aside. Where few clients pull against many, one of n + 1 may honestly
-        be n times as long when the cluster has come to rest; so keep it above that. While the
-        mean is longer than most updates, 5 times is too long, or as many times more as the
-        client has more examples; who was set aside comes back when it is shorter. None: any.
+        A reply whose update (or signal, or buffers) is longer than ``max_length`` times the median
+        of its cluster is set aside. Where one client pulls against n others, its update may
+        honestly be n times as long when the cluster has come to rest; keep the limit above that.
+        While the mean is longer than most updates the limit is 5 times the median, multiplied by
+        how many times more examples the client has. A client that was set aside is readmitted
+        when its reply is shorter. None: any length.
     clipped_length
-        In means an update counts with at most so many times the median length of its cluster;
-        compared it is as it came. None: with its own.
+        In means an update counts with at most ``clipped_length`` times the median length of its
+        cluster. It is compared at its own length. None: it counts with its own.
     sets_strangers_aside
-        Set replies aside that resemble nobody's, less than noise would by chance, while most
-        others resemble each other. Who was set aside comes back when it resembles somebody.
+        Set replies aside that resemble no other, less than noise would by chance, while most
+        others resemble each other. Such a client is readmitted when its update resembles another.
     max_share
         The largest share of a cluster's weight that one client can have, where at least three
-        have answered: whoever claims more examples counts for that. None: any.
+        have answered. A client that claims more examples counts for that share. None: any. Where
+        updates are not kept, the ⌈1 / max_share⌉ heaviest are held back until the round is over.
     max_clusters
         No split makes more clusters than this. None: any number.
     ignored_share
         A newcomer goes where the most similar of the updates cached on an edge is, as in the
-        paper, but of each edge this share of them, the most similar ones, does not count: so
-        many poisoned ones cannot attract it. At most 0.5.
+        paper, but of each edge this share of them, the most similar ones, does not count. So
+        that share of poisoned updates cannot attract newcomers. At most 0.5.
     num_best
-        And what decides is the mean over so many of those that count, the most similar ones: an
-        edge with so few updates that a share of them is none is then safe from one as well.
-        With 1 the largest, as in the paper.
+        The mean over the ``num_best`` most similar of those that count decides. It protects edges
+        with few updates, where the ignored share of them is none. With 1 the largest decides, as
+        in the paper.
 
     Examples
     --------
@@ -122,10 +126,18 @@ class Guard:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
     def weights(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Give what clients that claim so many examples count for, shape (n,)."""
+        """Return what clients count for that claim these numbers of examples, shape (n,)."""
         if self.max_share is None or len(counts) < REPLIES_TO_CAP:
             return counts
         return capped_weights(counts, self.max_share)
+
+    @property
+    def most_capped(self) -> int:
+        """How many clients may count for less than they claim: at most, and the heaviest ones.
+
+        If k clients have the share s each, k is at most 1 / s.
+        """
+        return 0 if self.max_share is None else math.ceil(1 / self.max_share)
 
     def clipped(self, updates: Array, lengths: NDArray[np.float64] | None = None) -> Array:
         """Shorten the updates, shape (n, dim), that are longer than they may count for.
@@ -163,25 +175,25 @@ class Guard:
         """
         ids = sorted(replies)
         was_aside = np.array([client_id in already for client_id in ids])
-        if len(ids) < (FEWEST_TO_COMPARE if was_aside.any() else REPLIES_TO_COMPARE):
+        if len(ids) < (REPLIES_TO_READMIT if was_aside.any() else REPLIES_TO_COMPARE):
             return {}
         ordered = [replies[client_id] for client_id in ids]
-        vectors = compared = stacked(ordered, "vector")
-        judged = {"update": vectors, "buffers": stacked(ordered, "buffers")}
-        if not all(reply.rows.compares_update for reply in ordered):
-            judged["signal"] = compared = stacked(ordered, "whole")
+        compared = stacked(ordered, "update")
+        judged = {"update": compared, "buffers": stacked(ordered, "buffers")}
+        if ordered[-1].rows.signal is not None:
+            judged["signal"] = compared = stacked(ordered, "signal")
         found: dict[str, str] = {}
         if self.max_length is not None:
             counts = np.array([reply.weight for reply in ordered])
-            # Those who were set aside do not say what is usual, however many have come together.
+            # Clients that were set aside do not define what is usual, even if there are many of them.
             is_usual = ~was_aside if not was_aside.all() else was_aside
             for name, rows in judged.items():
                 lengths = to_numpy(norms(rows)) if rows.shape[1] else np.zeros(len(ids))
                 usual = float(np.median(lengths[is_usual]))
                 limits = np.full(len(ids), self.max_length)
-                if name != "buffers" and lengths.max() > LENGTH_OF_DRAGGING * usual:
+                if name != "buffers" and lengths.max() > DRAGGING_LENGTH * usual:
                     more_data = np.maximum(counts / np.median(counts[is_usual]), 1.0)
-                    stricter = np.minimum(LENGTH_OF_DRAGGING * more_data, self.max_length)
+                    stricter = np.minimum(DRAGGING_LENGTH * more_data, self.max_length)
                     mean = weighted_mean(rows, np.ones(len(ids)))
                     drags = float(norms(mean[None, :])[0]) > usual
                     limits = np.where(was_aside | drags, stricter, limits)
@@ -193,59 +205,71 @@ class Guard:
     def strangers(
         self, replies: Mapping[str, Reply], already: Collection[str] = ()
     ) -> dict[str, str]:
-        """Find the replies that resemble nobody's by what is compared of them: client id -> why.
+        """Find the replies that resemble no other, by what is compared of them: client id -> why.
 
-        For replies of which no more is left: how long they may be, :meth:`too_long` has said.
+        For replies of summed updates. Their lengths are judged by :meth:`too_long`.
         """
         ids = sorted(replies)
         was_aside = np.array([client_id in already for client_id in ids])
         if not self.sets_strangers_aside or len(ids) < (
-            FEWEST_TO_COMPARE if was_aside.any() else REPLIES_TO_COMPARE
+            REPLIES_TO_READMIT if was_aside.any() else REPLIES_TO_COMPARE
         ):
             return {}
         return _strangers(ids, stacked([replies[i] for i in ids], "compared"), was_aside)
 
     def too_long(self, name: str, length: float, usual: float, was_aside: bool) -> str | None:
-        """Say why a vector is too long, by what was usual in the round before; None if it is not.
+        """Return why a vector is too long, compared with the round before; None if it is not.
 
         Parameters
         ----------
         name
-            What it is.
+            What it is: the update, the signal or the buffers.
         length
-            How long it is.
+            Its length.
         usual
-            The median length in the round before; 0 if nobody knows.
+            The median length in the round before; 0 if it is not known.
         was_aside
             Whether its client was set aside when it last replied.
         """
         if self.max_length is None:
             return None
-        limit = min(LENGTH_OF_DRAGGING, self.max_length) if was_aside else self.max_length
+        limit = min(DRAGGING_LENGTH, self.max_length) if was_aside else self.max_length
         if usual == 0 or length <= limit * usual:
             return None
         return _why_too_long(name, length / usual, limit)
 
     def longest_untouched(self, usual: float) -> float:
-        """Give how long an update may be to be neither too long nor shortened."""
+        """Return up to which length an update is neither too long nor shortened."""
         limits = [limit for limit in (self.max_length, self.clipped_length) if limit is not None]
         return min(limits) * usual if limits and usual else math.inf
 
     def shortening(self, length: float, usual: float) -> float:
-        """Give what to multiply a vector by, so that it is no longer than it may count for."""
+        """Return the factor that makes a vector no longer than it may count for."""
         if self.clipped_length is None or usual == 0 or length <= self.clipped_length * usual:
             return 1.0
         return float(np.float32(self.clipped_length * usual / length))
 
     def knows(self, similarities: Collection[float], dim: int) -> bool:
-        """Say whether somebody who was a stranger resembles one of those that it is compared with."""
+        """Return whether a stranger resembles one of the updates that it was compared with."""
         bound = _chance_bound(len(similarities), dim)
-        if not self.sets_strangers_aside or bound > WIDEST_BOUND:
+        if not self.sets_strangers_aside or bound > LARGEST_NOISE_BOUND:
             return True
-        return max(similarities) > min(CLEARLY * bound, WIDEST_BOUND)
+        return max(similarities) > min(STRANGER_MARGIN * bound, LARGEST_NOISE_BOUND)
 
 
 DEFAULT_GUARD = Guard()
+
+
+def usual_lengths(replies: Collection[Reply]) -> dict[str, float]:
+    """Return the median lengths of sketched replies, for the limits of the round after.
+
+    Empty if too few of them were measured to say what is usual.
+    """
+    measured = [reply for reply in replies if reply.rows.lengths is not None]
+    if len(measured) < REPLIES_TO_COMPARE:
+        return {}
+    medians = np.median(stacked(measured, "lengths"), axis=0)
+    return dict(zip(LENGTHS_OF, medians.tolist(), strict=True))
 
 
 def capped_weights(weights: NDArray[np.float64], max_share: float) -> NDArray[np.float64]:
@@ -309,8 +333,8 @@ def _why_too_long(name: str, times: float, limit: float) -> str:
 
 
 def _resemblance(updates: Array) -> NDArray[np.float64]:
-    """Give the largest cosine of every update with any of a hundred others, without its sign."""
-    rows = some_rows(updates.shape[0], OTHERS_AT_FIRST)
+    """Compute the largest absolute cosine of every update with any of a hundred others."""
+    rows = some_rows(updates.shape[0], SCREENED_CLIENTS)
     similarity = np.abs(to_numpy(cosine_similarity(updates, take_rows(updates, rows.tolist()))))
     similarity[rows, np.arange(len(rows))] = 0  # not with itself
     largest: NDArray[np.float64] = similarity.max(axis=1).astype(np.float64)
@@ -318,7 +342,7 @@ def _resemblance(updates: Array) -> NDArray[np.float64]:
 
 
 def _chance_bound(num_clients: int, dim: int) -> float:
-    """Give the cosine that isotropic noise hardly exceeds with any of so many vectors."""
+    """Compute the cosine that isotropic noise hardly exceeds with any of ``num_clients`` vectors."""
     # With each of them it has a standard deviation of 1 / sqrt(dim).
     return NormalDist().inv_cdf(1 - CHANCE / (2 * num_clients)) / math.sqrt(dim)
 
@@ -327,32 +351,34 @@ def _strangers(ids: list[str], updates: Array, was_aside: NDArray[np.bool_]) -> 
     """Find the updates whose cosine with every other is within what noise has by chance."""
     num_clients, dim = updates.shape
     bound = _chance_bound(num_clients, dim)
-    if bound > WIDEST_BOUND:
+    if bound > LARGEST_NOISE_BOUND:
         return {}
-    # With some others first, in some of the coordinates, where noise is noise as well. Only who
-    # resembles none of those is compared with everybody.
-    sample, stride = updates, dim // NUMBERS_AT_FIRST
+    # First with a sample of clients in a sample of coordinates, where noise is noise as well. Only
+    # updates that resemble none of these are compared with all.
+    sample, stride = updates, dim // SCREENED_COORDINATES
     if stride > 1:
         sample = array_namespace(updates).asarray(updates[:, ::stride], copy=True)
-    first_bound = _chance_bound(min(num_clients, OTHERS_AT_FIRST), sample.shape[1])
+    first_bound = _chance_bound(min(num_clients, SCREENED_CLIENTS), sample.shape[1])
     resemblance = _resemblance(sample)
-    most_resemble = float(np.median(resemblance)) > CLEARLY * first_bound
+    most_resemble = float(np.median(resemblance)) > STRANGER_MARGIN * first_bound
     is_candidate = np.where(
         was_aside,
-        resemblance <= CLEARLY * first_bound,
+        resemblance <= STRANGER_MARGIN * first_bound,
         most_resemble & (resemblance <= first_bound),
     )
     found = {}
     candidates = np.flatnonzero(is_candidate)
-    for block in column_blocks(len(candidates), max(1, NUMBERS_AT_ONCE // num_clients)):
+    for block in column_blocks(len(candidates), max(1, SIMILARITIES_AT_ONCE // num_clients)):
         rows = candidates[block]
         some = take_rows(updates, rows.tolist())
         similarity = np.abs(to_numpy(cosine_similarity(some, updates)))
         similarity[np.arange(len(rows)), rows] = 0  # not with itself
         for row, nearest in zip(rows.tolist(), similarity.max(axis=1).tolist(), strict=True):
-            if nearest <= (min(CLEARLY * bound, WIDEST_BOUND) if was_aside[row] else bound):
+            if nearest <= (
+                min(STRANGER_MARGIN * bound, LARGEST_NOISE_BOUND) if was_aside[row] else bound
+            ):
                 found[ids[row]] = (
-                    f"set aside: the update resembles nobody's (cosine at most {nearest:.2g}, "
+                    f"set aside: the update resembles no other (cosine at most {nearest:.2g}, "
                     "which is not clearly more than noise has by chance)"
                 )
     return found

@@ -50,7 +50,7 @@ class OlderRecords:
         self._next_id = 1
         self._home: dict[str, int] = {}  # where clients join, if not at the root
         self._made: dict[int, list[int]] = {}  # in this round: node -> children
-        self._vanished: list[int] = []  # in this round
+        self._vanished: dict[int, int] = {}  # in this round: node -> where its clients stand
 
     def complete(self, line: JSON) -> JSON:
         """Return a line of the history with ``children``, ``vanished`` and ``moved``.
@@ -58,7 +58,7 @@ class OlderRecords:
         A line that has them, because a newer version went on with the run, stays as it is.
         """
         before = {**self._positions, **dict.fromkeys(line["joined"], ROOT)}
-        self._made, self._vanished = {}, []
+        self._made, self._vanished = {}, {}
         if "moved" in line:
             self._follow(line)
             return line
@@ -75,7 +75,7 @@ class OlderRecords:
         return {
             **line,
             "children": {str(node_id): ids for node_id, ids in self._made.items()},
-            "vanished": sorted(self._vanished),
+            "vanished": {str(gone): into for gone, into in sorted(self._vanished.items())},
             "moved": moved,
         }
 
@@ -85,7 +85,8 @@ class OlderRecords:
             self._children[node_id] = list(child_ids)
             self._children |= {child_id: [] for child_id in child_ids}
             self._next_id = max(self._next_id, *(child_id + 1 for child_id in child_ids))
-        for node_id in line["vanished"]:
+        vanished = _by_node(line["vanished"])
+        for node_id in vanished:
             self._children.pop(node_id, None)
         for node_id, child_ids in self._children.items():
             self._children[node_id] = [i for i in child_ids if i in self._children]
@@ -93,6 +94,10 @@ class OlderRecords:
             self._positions.pop(client_id, None)
         self._positions |= dict.fromkeys(line["joined"], ROOT)
         self._positions |= line["moved"]
+        for client_id, position in self._positions.items():
+            while position in vanished:
+                position = vanished[position]
+            self._positions[client_id] = position
 
     def _begin(self, line: JSON) -> None:
         """Make the clusters that were given before the first round, if there were any."""
@@ -143,14 +148,15 @@ class OlderRecords:
                 self._positions[client_id] = node_id
         for child_id in below:
             del self._children[child_id]
-        self._vanished += below
+        self._vanished |= dict.fromkeys(below, node_id)
         if below:
             self._children[node_id] = []
 
     def _agree_with(self, tree: ParameterTree) -> None:
         """Take nodes and positions from the saved tree, which knows what no record names."""
         present = {node.id for node in tree}
-        self._vanished += [node_id for node_id in self._children if node_id not in present]
+        # Where their clients stand is in `moved`, so that the root is as good as any node.
+        self._vanished |= {gone: ROOT for gone in self._children if gone not in present}
         for node in tree:
             if node.child_ids and self._children.get(node.id) != list(node.child_ids):
                 self._made[node.id] = list(node.child_ids)

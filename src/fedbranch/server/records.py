@@ -46,11 +46,12 @@ class RoundRecord:
     children
         Node -> ids of the leaves that it was split into, in the order of the decision's groups;
         in round 1 also those of clusters that were given.
-    vanished
-        Ids of the nodes that are gone because a split was merged or undone.
     moved
-        Client id -> the node at which it stands after the round: every client that stood
-        elsewhere before it, or that joined and does not stand at the root.
+        Client id -> the node to which it was moved: every client that was routed, split off or
+        placed, or that joined elsewhere than at the root.
+    vanished
+        Node that is gone because a split was merged or undone -> the node at which its clients
+        stand now, if that has not vanished itself.
     metrics
         Client id -> what it reported. Not-finite values are None.
     """
@@ -63,8 +64,8 @@ class RoundRecord:
     left: tuple[str, ...] = ()
     cluster_sizes: Mapping[int, int] = field(default_factory=dict)
     children: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    vanished: tuple[int, ...] = ()
     moved: Mapping[str, int] = field(default_factory=dict)
+    vanished: Mapping[int, int] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
@@ -101,8 +102,8 @@ class RoundRecord:
                 node_id: tuple(child_ids)
                 for node_id, child_ids in _by_node(line["children"]).items()
             },
-            vanished=tuple(line["vanished"]),
             moved=dict(line["moved"].items()),
+            vanished=_by_node(line["vanished"]),
             metrics=dict(line["metrics"].items()),
         )
 

@@ -1,4 +1,4 @@
-"""The simulator: a whole federation on one machine, and the methods to compare with."""
+"""The simulator: a whole federation on one machine, and baselines to compare with."""
 
 from fedbranch.sim.baselines import fedavg, ifca, local, oracle
 from fedbranch.sim.models import (

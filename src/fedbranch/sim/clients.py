@@ -21,7 +21,8 @@ from fedbranch.errors import ClientFailed
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
 from fedbranch.server.options import ServerOptions
 from fedbranch.server.server import Server
-from fedbranch.sim.engines.choice import Engine, EngineName, start_engine
+from fedbranch.sim.engines.choice import EngineName, start_engine
+from fedbranch.sim.engines.engine import Engine
 from fedbranch.sim.engines.reference import Reference
 from fedbranch.sim.hidden import Hiding, Revealing, check_is_privacy
 from fedbranch.sim.release_counts import Releases
@@ -157,7 +158,7 @@ class Population:
         present = self._those_present(this_round, server, home)
         num_asked = max(1, round(participation * len(present)))
         seed = stream_seed(self.seed, this_round)
-        return draw_clients(present, num_asked, seed, first=server.awaited)
+        return draw_clients(present, num_asked, seed, first=server.awaited(present))
 
     def _those_present(self, this_round: int, server: Server, home: Mapping[str, int]) -> list[str]:
         """Let clients leave and join; whoever stays costs nothing."""

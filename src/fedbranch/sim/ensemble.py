@@ -1,4 +1,4 @@
-"""Several models as one."""
+"""Several classifiers as one model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ __all__ = ["Ensemble"]
 
 
 class Ensemble(nn.Module):
-    """A classifier that averages the probabilities of others.
+    """A classifier that averages the probabilities of other classifiers.
 
     Parameters
     ----------
     models
-        Classifiers: their outputs have one column for each class, before the softmax.
+        Classifiers, at least one. Their outputs have one column for each class, before the
+        softmax.
 
     Examples
     --------
@@ -33,7 +34,7 @@ class Ensemble(nn.Module):
         self.models = nn.ModuleList(models)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the logarithm of the mean probabilities, for argmax and cross-entropy."""
+        """Compute the logarithm of the mean probabilities, for argmax and cross-entropy."""
         outputs = [model(x) for model in self.models]
         if outputs[0].ndim < 2 or outputs[0].shape[1] < 2:
             raise ValueError(

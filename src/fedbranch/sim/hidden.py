@@ -1,7 +1,7 @@
-"""Clients that share a secret: between a server in hidden coordinates and plain models.
+"""Clients that share a secret: the server has hidden coordinates, the clients plain models.
 
-The engines know nothing of it. Models that the server sends are revealed, each of them once;
-replies are hidden, all rows together.
+The engines work with plain models only. Models that the server sends are revealed, each of
+them once. Replies are hidden, all rows of a batch at once.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from fedbranch.core.exact_sum.raw_updates import Differences
 from fedbranch.core.geometry import to_numpy
 from fedbranch.data import PartName
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
-from fedbranch.sim.engines.choice import Engine
-from fedbranch.sim.engines.reference import memory_of
+from fedbranch.sim.engines.engine import Engine
+from fedbranch.sim.engines.model_source import memory_key
 from fedbranch.training.model_state import ModelState
 from fedbranch.tree.tree import Node
 from fedbranch.types import Array, Vector
 
-if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
+if TYPE_CHECKING:  # it needs cryptography, an optional dependency
     from fedbranch.privacy import Privacy
 
 __all__ = ["Hiding", "Revealing", "check_is_privacy"]
 
-SomePlace = TypeVar("SomePlace", Task, Trial, Node)
+Source = TypeVar("Source", Task, Trial, Node)
 
 
 def check_is_privacy(privacy: object) -> None:
-    """Refuse what was given as privacy and is none.
+    """Refuse an argument ``privacy`` of another type.
 
     Raises
     ------
     TypeError
-        Saying what to pass.
+        With the type, and what to pass.
     """
     if privacy is None:
         return
-    from fedbranch.privacy import Privacy  # here, since it needs cryptography
+    from fedbranch.privacy import Privacy  # here: it needs cryptography, an optional dependency
 
     if not isinstance(privacy, Privacy):
         raise TypeError(
@@ -53,31 +53,33 @@ def check_is_privacy(privacy: object) -> None:
 
 
 class Hiding:
-    """What the members of a federation do to the numbers of one model.
+    """Hides and reveals the numbers of one model, as the members of a federation agreed.
 
     Parameters
     ----------
     privacy
-        What they agreed on.
+        What the members agreed on.
     model
         The plain model.
 
     Attributes
     ----------
     num_params, num_buffers
-        Of the hidden model: those of the server.
+        Numbers of parameters and buffers of the hidden model, which the server has.
     num_signal
-        How many numbers of a reply the server compares; None if all.
+        How many numbers of a reply the server compares; None for all.
 
     Notes
     -----
-    Whole numbers among the buffers, which may count a client's data, are hidden too, but apart
-    from the statistics: a number that grows to thousands would leave these without their last
-    digits, and a variance of nearly zero might come back negative. What a rotation rounds off
-    the counters themselves is gone when they are loaded into the model, which rounds them; so
-    they stay exact up to about 100,000. A rotation has nothing to mix where there is one
-    counter alone: such as the batches that a single BatchNorm has seen, which say no more than
-    the number of examples, and that the server is told.
+    Whole numbers among the buffers may count a client's data, so they are hidden, too. They
+    are mixed with each other, but not with the statistics. A counter that grows to thousands
+    would take the last digits of the statistics, and a variance near zero might come back
+    negative. A rotation rounds the counters, and loading them into the model rounds them to
+    whole numbers again; so they stay exact up to about 100,000.
+
+    A single counter has nothing to be mixed with. An example is the number of batches that the
+    only BatchNorm has seen. It says no more than the number of examples, which the server is
+    told anyway.
     """
 
     def __init__(self, privacy: Privacy, model: nn.Module) -> None:
@@ -99,7 +101,7 @@ class Hiding:
         self._sketch = privacy.sketch_of(self.num_params)
 
     def revealed(self, params: Vector, buffers: Vector) -> tuple[Vector, Vector]:
-        """Give the plain model for a hidden one; both are displacements."""
+        """Return the plain model of a hidden one; both are displacements."""
         transform = self._transform
         if transform is None:
             return params, buffers
@@ -133,7 +135,7 @@ class Hiding:
         return _mapped(hide, vectors)
 
     def hidden(self, update: Update) -> Update:
-        """Hide what a client sends."""
+        """Hide the reply of one client."""
         vector, buffers, signal, half_difference = self._columns(
             update.vector, update.buffers, update.signal, update.half_difference
         )
@@ -146,8 +148,10 @@ class Hiding:
         )
 
     def hidden_batch(self, batch: UpdateBatch) -> UpdateBatch:
-        """Hide what many clients send. The numbers stay with their library and device."""
-        assert not isinstance(batch.vectors, Differences), "no engine makes such"
+        """Hide the replies of many clients; their arrays keep their library and device."""
+        assert not isinstance(batch.vectors, Differences), (
+            "no engine returns updates as differences"
+        )
         vectors, buffers, signals, half_differences = self._columns(
             batch.vectors, batch.buffers, batch.signals, batch.half_differences
         )
@@ -168,15 +172,15 @@ class Hiding:
         buffers = None if buffers is None else self._hidden_buffers(buffers)
         if self._sketch is not None:
             signals = _mapped(self._sketch.of, vectors if signals is None else signals)
-            # It belongs to what is compared.
+            # The half difference is one of compared vectors, so it is sketched, too.
             halves = None if halves is None else _mapped(self._sketch.of, halves)
         return vectors, buffers, signals, halves
 
 
 class Revealing:
-    """An engine for hidden models around one for plain models.
+    """An engine that takes hidden models, around an engine for plain models.
 
-    Its replies are still plain: as clients have them before they send them.
+    Its replies are plain, as clients have them before they send them.
     """
 
     def __init__(self, engine: Engine, hiding: Hiding) -> None:
@@ -187,7 +191,7 @@ class Revealing:
     def updates(
         self, tasks: Mapping[str, Task], seeds: Mapping[str, int]
     ) -> UpdateBatch | Mapping[str, Update]:
-        """Let every client with a task train."""
+        """Train every client that has a task."""
         revealed = self._revealed(list(tasks.values()))
         return self._engine.updates({i: revealed[id(task)] for i, task in tasks.items()}, seeds)
 
@@ -199,31 +203,31 @@ class Revealing:
         )
 
     def measure(self, at: Mapping[str, Node], part: PartName) -> dict[str, dict[str, float]]:
-        """Measure clients on their data, each under the model of a node."""
+        """Measure clients on a part of their data, each under the model of a node."""
         revealed = self._revealed(list(at.values()))
         return self._engine.measure({i: revealed[id(node)] for i, node in at.items()}, part)
 
     def close(self) -> None:
-        """End everything that runs beside this process."""
+        """End all processes that the engine started."""
         self._engine.close()
 
-    def _revealed(self, places: Sequence[SomePlace]) -> dict[int, SomePlace]:
-        """Give for each place, by its identity, one with a plain model."""
+    def _revealed(self, sources: Sequence[Source]) -> dict[int, Source]:
+        """Return for each source, by its identity, a copy with the plain model."""
         models: dict[tuple[int, int], tuple[Vector, Vector]] = {}
-        found: dict[int, SomePlace] = {}
-        for place in places:
-            if id(place) in found:
+        found: dict[int, Source] = {}
+        for source in sources:
+            if id(source) in found:
                 continue
-            memory = memory_of(place)
+            memory = memory_key(source)
             if memory not in models:
-                models[memory] = self._hiding.revealed(place.params, place.buffers)
+                models[memory] = self._hiding.revealed(source.params, source.buffers)
             params, buffers = models[memory]
-            found[id(place)] = replace(place, params=params, buffers=buffers)
+            found[id(source)] = replace(source, params=params, buffers=buffers)
         return found
 
 
 def _are_counters(model: nn.Module) -> NDArray[np.bool_]:
-    """Say of each number among a model's buffers whether it is whole."""
+    """Return for each number among a model's buffers whether it is a whole number."""
     kinds = [
         np.full(
             buffer.numel() * (2 if buffer.is_complex() else 1),
@@ -235,7 +239,7 @@ def _are_counters(model: nn.Module) -> NDArray[np.bool_]:
 
 
 def _mapped(function: Callable[[NDArray[Any]], NDArray[Any]], vectors: Array) -> Array:
-    """Apply what is written for NumPy to arrays of any library."""
+    """Apply a function of NumPy arrays to arrays of any library."""
     if not is_array_api_obj(vectors):
         raise TypeError(f"a vector is a {type(vectors).__name__}; only arrays can be hidden")
     with np.errstate(over="ignore", invalid="ignore"):  # the server refuses what is not finite

@@ -1,4 +1,4 @@
-"""Small models for experiments. Each is initialised from a seed of its own."""
+"""Small models for experiments. The initial weights follow from a seed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ __all__ = ["LanguageModel", "Normalised", "cnn", "language_model", "logistic_reg
 
 
 class Normalised(nn.Module):
-    """A first layer for images kept as bytes: to numbers of mean 0 and deviation 1.
+    """A first layer for images kept as bytes: it scales them to mean 0 and deviation 1.
 
-    Bytes take a quarter of the memory, also on a GPU; they become numbers when they are used.
+    Bytes take a quarter of the memory of floats, on a GPU too. They are converted in each
+    forward pass.
 
     Parameters
     ----------
     mean, deviation
-        Of each channel, as shares of the largest byte.
+        Mean and deviation of each channel, divided by the largest byte, 255.
 
     Examples
     --------
@@ -28,14 +29,14 @@ class Normalised(nn.Module):
 
     def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
         super().__init__()
-        # Frozen parameters go where the model goes, and are nobody's to train or average.
+        # Frozen parameters move to a device with the model, but are not trained or averaged.
         self.mean, self.deviation = (
             nn.Parameter(torch.tensor(values).reshape(-1, 1, 1), requires_grad=False)
             for values in (mean, deviation)
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map bytes of shape (num_images, channels, height, width) to numbers."""
+        """Scale bytes of shape (num_images, channels, height, width)."""
         return (images.to(self.mean.dtype) / 255 - self.mean) / self.deviation
 
 
@@ -52,13 +53,13 @@ def mlp(
     Parameters
     ----------
     input_shape
-        Of one example.
+        Shape of one example.
     num_classes
         Number of outputs.
     hidden
         Width of each hidden layer.
     seed
-        For the initial weights.
+        Seeds the initial weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -78,7 +79,9 @@ def cnn(
     hidden: int,
     seed: int,
 ) -> nn.Module:
-    """Make a convolutional network: 3x3 convolutions, each halving the image, then one layer.
+    """Make a convolutional network: 3x3 convolutions with pooling, then two linear layers.
+
+    Each pooling halves height and width.
 
     Parameters
     ----------
@@ -87,11 +90,16 @@ def cnn(
     num_classes
         Number of outputs.
     channels
-        Of each convolution.
+        Number of output channels of each convolution.
     hidden
         Width of the layer before the last.
     seed
-        For the initial weights.
+        Seeds the initial weights.
+
+    Raises
+    ------
+    ValueError
+        If the images are too small to be halved by every convolution.
     """
     depth, height, width = input_shape
     if min(height, width) < 2 ** len(channels):
@@ -115,23 +123,23 @@ def cnn(
 
 
 class LanguageModel(nn.Module):
-    """Predicts every next word: an embedding, recurrent layers (LSTM) and a linear layer.
+    """A model that predicts each next word: an embedding, LSTM layers and a linear layer.
 
     Parameters
     ----------
     num_words
         Size of the vocabulary.
     width
-        Of the words' embedding.
+        Width of the words' embedding.
     hidden
-        Units in each recurrent layer.
+        Number of units in each recurrent layer.
     num_layers
-        How many of them.
+        Number of recurrent layers.
     dropout
-        The share of numbers that is dropped, in training, before and behind the recurrent
+        The share of numbers that is dropped in training, before and after the recurrent
         layers.
     ties_weights
-        Score words by their own embedding; width and hidden must then be the same.
+        Score words by their own embedding. Then width and hidden must be equal.
     """
 
     def __init__(
@@ -175,14 +183,14 @@ def language_model(
     ties_weights: bool = False,
     seed: int,
 ) -> nn.Module:
-    """Make a recurrent language model, which predicts every next word.
+    """Make a recurrent language model, which predicts each next word.
 
     Parameters
     ----------
     num_words, width, hidden, num_layers, dropout, ties_weights
         As for :class:`LanguageModel`.
     seed
-        For the initial weights.
+        Seeds the initial weights.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How often every client has sent something that its noise must cover."""
+"""How often each client has sent numbers that its noise must cover."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ __all__ = ["Releases"]
 
 
 class Releases:
-    """Counts what clients send, as their noise does: an update once, one on halves twice.
+    """Counts releases: an update counts once, an update on halves twice.
 
     Parameters
     ----------
     path
-        Where to keep the counts, a sealed line for each round; None to keep them in memory only.
+        A file for the counts, with a sealed line for each round. None keeps them in memory
+        only.
+
+    Attributes
+    ----------
+    by_client
+        Client id -> number of its releases so far.
+    num_rounds
+        Number of rounds that are counted.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -28,12 +36,12 @@ class Releases:
         self.num_rounds = 0
 
     def go_on_after(self, num_rounds: int) -> None:
-        """Read the counts of the first rounds and forget those of all others.
+        """Read the counts of the first rounds, and drop all later ones.
 
         Raises
         ------
         DamagedFile
-            If a line of these rounds is missing, was cut or changed, or cannot be.
+            If a line of these rounds is missing, was cut or changed, or has impossible counts.
         """
         self.by_client.clear()
         self.num_rounds = num_rounds
@@ -50,19 +58,19 @@ class Releases:
         replace_file(self.path, b"".join(line + b"\n" for line in lines))
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Add what was sent in the next round, by client id."""
+        """Add the releases of the next round, by client id."""
         self.by_client.update(counts)
         self.num_rounds += 1
         if self.path is not None:
             append_line(self.path, seal({"round": self.num_rounds, "releases": dict(counts)}))
 
     def sync(self) -> None:
-        """Wait until the counts so far are on the disk."""
+        """Wait until all counts so far are on the disk."""
         if self.path is not None and self.path.exists():
             sync(self.path)
 
     def _raw_lines(self, path: Path) -> list[bytes]:
-        """Give the lines that have an end; one without is the trace of a crash."""
+        """Read all complete lines. A last line without its end was cut by a crash."""
         try:
             return path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -72,12 +80,12 @@ class Releases:
 
     def _damaged(self, what: str, why: str) -> DamagedFile:
         return DamagedFile(
-            f"{self.path} {what}, so that nobody knows what the noise is worth: {why}"
+            f"{self.path} {what}, so the privacy that the noise gives cannot be computed: {why}"
         )
 
 
 def _counts_of(line: bytes, number: int) -> dict[str, int]:
-    """Check what one line says; raise an error that says what is wrong."""
+    """Read and check one line; raise an error that says what is wrong."""
     document = unseal(line)
     if document["round"] != number:
         raise ValueError(f"it is round {document['round']!r}")

@@ -1,1 +1,1 @@
-"""One client in PyTorch: how it trains and measures. The readable reference of all engines."""
+"""How one client trains and measures in PyTorch. The readable reference of all engines."""

@@ -1,6 +1,7 @@
-"""One client in PyTorch: from parameters and data to an update.
+"""One client in PyTorch: from parameters and data to an update, or to losses.
 
-Readable first: the simulator's faster paths must give the same results as these functions.
+These functions are the reference. They are written to be read; the simulator's faster engines
+must give the same results.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 
 from fedbranch.data import Examples
 from fedbranch.protocol.tasks import Task, Trial, Update
+from fedbranch.training.example_tensors import example_tensors
 from fedbranch.training.half_split import half_rows, training_seeds
 from fedbranch.training.hashed_random import SeededDropout, permutations
-from fedbranch.training.local_training import LocalTraining, Precision
+from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState, as_real, trainable
+from fedbranch.training.precision import mixed_precision, products_in
 
-__all__ = ["evaluate", "local_update", "trial_losses"]
+__all__ = ["EVALUATION_BATCH_SIZE", "evaluate", "local_update", "trial_losses"]
 
 EVALUATION_BATCH_SIZE = 1024
 
@@ -37,14 +40,14 @@ def local_update(
     seed: int,
     halves_seed: int | None = None,
 ) -> Update:
-    """Do a client's work in a round: load the parameters, train, give the update.
+    """Train one client for a round: load the task's parameters, train, return the update.
 
     Parameters
     ----------
     model
-        Where to train. Its own parameters are overwritten.
+        The model to train in. Its parameters and buffers are overwritten.
     initial
-        The initial model θ0, from which the task's parameters are displacements.
+        The initial model θ0. The task's parameters are displacements from it.
     task
         What the server planned for this client.
     data
@@ -52,22 +55,24 @@ def local_update(
     training
         How to train.
     seed
-        For the order of the examples and for dropout; see :mod:`fedbranch.training.hashed_random`.
+        Seeds the order of the examples and dropout; see :mod:`fedbranch.training.hashed_random`.
     halves_seed
-        The client's seed for its halves, from :func:`fedbranch.training.half_split.halves_seed`. Without
-        it, or with too few examples, the client trains on all of them also if the task asks
-        for halves.
+        The client's seed for its halves, from
+        :func:`fedbranch.training.half_split.halves_seed`. Without it, or with too few
+        examples, the client trains on all examples even if the task asks for halves.
 
     Returns
     -------
     Update
-        After minus before, with the training loss of the examples as they were visited. If
-        the task asks for halves, the mean of both halves' updates, and half their difference
-        (or that of their signals, if these are sent). Each half takes as many steps as the
-        whole would, so that such a round leads as far as any other; see
+        After minus before, with the mean training loss over all visits to examples.
+
+        If the task asks for halves, the update is the mean of both halves' updates. It comes
+        with the half difference: half the difference of these updates, or of the signals if
+        signals are sent. Each half takes as many steps as all examples would, so that such
+        a round moves the parameters as far as any other; see
         :attr:`LocalTraining.on_a_half`.
     """
-    x, y = tensors(data, model)
+    x, y = example_tensors(data, model)
     halves = None
     if task.halves is not None and halves_seed is not None:
         halves = half_rows(len(x), halves_seed, task.halves)
@@ -77,7 +82,7 @@ def local_update(
         _trained(model, initial, task, *_taken(x, y, rows), training.on_a_half, own_seed)
         for rows, own_seed in zip(halves, training_seeds(seed), strict=True)
     )
-    return _of_both_halves(a, b, training)
+    return _joined_halves(a, b, training)
 
 
 def _trained(
@@ -90,7 +95,7 @@ def _trained(
     seed: int,
 ) -> Update:
     initial.moved_by(task.params, task.buffers).load_into(model)
-    before = ModelState.of(model)  # as the model's own precision holds it
+    before = ModelState.of(model)  # rounded to the model's own precision
     with products_in(training.precision, x.device):
         signal = _gradient(model, x, y, training, seed) if training.send_gradient else None
         loss = _train(model, x, y, training, seed)
@@ -105,7 +110,7 @@ def _trained(
     )
 
 
-def _of_both_halves(a: Update, b: Update, training: LocalTraining) -> Update:
+def _joined_halves(a: Update, b: Update, training: LocalTraining) -> Update:
     assert a.buffers is not None
     assert b.buffers is not None
     visits = [training.on_a_half.num_visits(int(half.num_examples)) for half in (a, b)]
@@ -125,8 +130,8 @@ def _of_both_halves(a: Update, b: Update, training: LocalTraining) -> Update:
 
 
 def _taken(x: Tensor, y: Tensor, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
-    places = torch.from_numpy(rows).to(x.device)
-    return x[places], y[places]
+    chosen = torch.from_numpy(rows).to(x.device)
+    return x[chosen], y[chosen]
 
 
 def trial_losses(
@@ -139,28 +144,30 @@ def trial_losses(
     *,
     halves_seed: int,
 ) -> tuple[float, ...] | None:
-    """Measure a client's mean loss under models that the server wants to try, in turn.
+    """Measure a client's mean loss under each model that the server wants to try.
 
     Parameters
     ----------
     model
-        Where to measure. Its own parameters are overwritten.
+        The model to measure in. Its parameters and buffers are overwritten.
     initial
-        The initial model θ0, from which the trials' parameters are displacements.
+        The initial model θ0. The trials' parameters are displacements from it.
     trials
-        What the server wants to know.
-    train, held_out
-        The client's training examples, whose halves trials may be about, and those that it
-        holds out for decisions, if it has any.
+        The models to try, and which examples to measure each of them on.
+    train
+        The client's training examples. A trial may ask for one half of them.
+    held_out
+        The examples that the client holds out for decisions; None if it has none.
     training
-        Its loss.
+        Its loss is measured.
     halves_seed
         As for :func:`local_update`.
 
     Returns
     -------
     tuple or None
-        One loss for each trial; None if the client lacks the examples of any of them.
+        One loss for each trial, in the same order. None if the client lacks the examples of
+        any trial.
     """
     only_loss = replace(training, metrics={})
     losses = []
@@ -168,7 +175,7 @@ def trial_losses(
         data = held_out
         if trial.on != "held-out":
             assert trial.halves is not None
-            x, y = tensors(train, model)
+            x, y = example_tensors(train, model)
             halves = half_rows(len(x), halves_seed, trial.halves)
             data = None if halves is None else _taken(x, y, halves[trial.on == "second half"])
         if data is None:
@@ -184,16 +191,18 @@ def evaluate(
 ) -> dict[str, float]:
     """Measure a model on examples, in evaluation mode.
 
+    The model's mode and torch's global random state are restored afterwards.
+
     Returns
     -------
     dict
         ``"loss"`` and every metric of ``training``, each a mean over the examples.
     """
     totals = dict.fromkeys(training.measures, 0.0)
-    x, y = tensors(data, model)
+    x, y = example_tensors(data, model)
     was_training = model.training
     model.eval()
-    with _lent_randomness(0, x.device), products_in(training.precision, x.device):
+    with _seeded_globally(0, x.device), products_in(training.precision, x.device):
         for inputs, targets in _evaluation_batches(x, y):
             with mixed_precision(training.precision, x.device):
                 outputs = model(inputs)
@@ -204,18 +213,18 @@ def evaluate(
 
 
 def _train(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, seed: int) -> float:
-    """Train in place; give the mean loss over all visited examples."""
+    """Train in place and return the mean loss over all visits to examples."""
     optimizer = training.optimizer(list(trainable(model)))
     total_loss, num_visited = torch.zeros((), device=x.device), 0
     stream = torch.tensor(seed, device=x.device)
     has_dropout = True  # until the first mini-batch shows that there is none
     model.train()
-    with _lent_randomness(seed, x.device):
+    with _seeded_globally(seed, x.device):
         for step, rows in enumerate(_batches(len(x), training, stream)):
             inputs, targets = x[rows], y[rows]
             dropout = SeededDropout(stream, step) if has_dropout else nullcontext()
 
-            # As a closure, because some optimisers ask for the loss several times a step.
+            # A closure, because some optimisers compute the loss several times in one step.
             def loss_with_gradient(
                 inputs: Tensor = inputs,
                 targets: Tensor = targets,
@@ -235,8 +244,8 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, seed
 
 
 @contextmanager
-def _lent_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators, which dropout draws from, and give them back as they were."""
+def _seeded_globally(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators for the model's own draws, and restore them afterwards."""
     cuda_devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda_devices):
         torch.default_generator.manual_seed(seed)
@@ -245,28 +254,8 @@ def _lent_randomness(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Let GPUs round the factors of products or not, and give the settings back as they were."""
-    if device.type != "cuda":
-        yield
-        return
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    settings = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = settings
-
-
-def mixed_precision(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Give the context for a model's forward pass."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
 def _batches(num_rows: int, training: LocalTraining, seed: Tensor) -> Iterator[Tensor]:
-    """Shuffled mini-batches, pass after pass, until the asked epochs or steps are done."""
+    """Yield the rows of shuffled mini-batches, pass after pass, for all epochs or steps."""
     sizes = torch.tensor([num_rows], device=seed.device)
     num_batches = training.batches_per_pass(num_rows)
     for step in range(training.num_steps(num_rows)):
@@ -282,7 +271,7 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, s
     """Compute the gradient of the mean loss over all examples, in evaluation mode."""
     model.eval()
     model.zero_grad()
-    with _lent_randomness(seed, x.device):
+    with _seeded_globally(seed, x.device):
         for inputs, targets in _evaluation_batches(x, y):
             with mixed_precision(training.precision, x.device):
                 mean: Tensor = training.loss(model(inputs), targets)
@@ -296,21 +285,4 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor, training: LocalTraining, s
 def _evaluation_batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     size = EVALUATION_BATCH_SIZE
     for inputs, targets in zip(torch.split(x, size), torch.split(y, size), strict=True):
-        yield inputs.clone(), targets  # a model may write into its inputs, and they are the user's
-
-
-def tensors(data: Examples | tuple[Tensor, Tensor], model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Bring examples to the model's device, floating ones also to its precision."""
-    param = next(model.parameters())
-    precision = param.dtype if param.is_floating_point() else None
-
-    def tensor(array: NDArray[Any] | Tensor) -> Tensor:
-        if isinstance(array, Tensor):  # prepared before
-            return array
-        # A copy where the array is read-only: torch warns that it could be written to.
-        own = array if array.flags.writeable else array.copy()
-        dtype = precision if np.issubdtype(own.dtype, np.floating) else None
-        return torch.as_tensor(own, device=param.device, dtype=dtype)
-
-    x, y = data
-    return tensor(x), tensor(y)
+        yield inputs.clone(), targets  # a model may write into its inputs: the user's arrays

@@ -1,4 +1,8 @@
-"""Which clients are drawn in a round."""
+"""The clients that are asked in a round.
+
+The draw depends on the seed and the present clients alone. So two drivers that ask the same
+number of clients ask the same ones, and so does a run that was resumed.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,18 @@ __all__ = ["draw_clients"]
 def draw_clients(
     present: Sequence[str], num_asked: int, seed: int, *, first: Collection[str] = ()
 ) -> list[str]:
-    """Draw some of the clients that are there, without replacement.
+    """Draw present clients at random, without replacement.
 
     Parameters
     ----------
     present
         Client ids, sorted.
     num_asked
-        How many to draw; all of them if there are no more.
+        The number of clients to draw. If no more are present, all are drawn.
     seed
         The same seed draws the same clients.
     first
-        Clients that are drawn before all others.
+        Ids of clients that are drawn before all others; ids that are not present are ignored.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""A client's data as two random halves.
+"""A split of a client's examples into two random halves.
 
-Two models that are trained from the same start, each on one half, differ by what the choice
-of examples does to an update: its noise, which one update alone does not show.
+Two models are trained from the same parameters, each on one half. Their difference shows the
+noise of an update, which comes from the choice of examples. One update alone does not show it.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from fedbranch.training.seeds import stream_seed
 
 __all__ = ["Halves", "half_rows", "halves_seed", "training_seeds"]
 
-FEWEST_ROWS = 4  # so that each half has two, which BatchNorm needs
+FEWEST_ROWS = 4  # BatchNorm needs two rows in each half
 
 
 class Halves(NamedTuple):
-    """Rows of a client's training data; ascending, each row in one of them."""
+    """Rows of a client's training data; ascending, each row in exactly one half."""
 
     first_rows: NDArray[np.intp]
     second_rows: NDArray[np.intp]
 
 
 def halves_seed(seed: int, client_id: str) -> int:
-    """Derive the seed for all halves of a client from that of a run."""
+    """Derive a client's seed for all its halves from the seed of the run."""
     return stream_seed(seed, "halves", client_id)
 
 
 def half_rows(num_rows: int, seed: int, halves: int) -> Halves | None:
-    """Divide a client's rows into two random halves.
+    """Split a client's rows into two random halves.
 
     Parameters
     ----------
     num_rows
-        How many rows the client trains on.
+        Number of rows that the client trains on.
     seed
-        The client's own, from :func:`halves_seed`.
+        The client's own seed, from :func:`halves_seed`.
     halves
-        Which halves: the same number, the same halves.
+        Names the split: the same number gives the same halves.
 
     Returns
     -------
     Halves or None
-        The second half has one row more if their number is odd. None for fewer than four
-        rows, which cannot be divided so that a model could be trained on both sides.
+        The second half has one row more if ``num_rows`` is odd. None for fewer than four
+        rows: then a model could not be trained on both halves.
 
     Examples
     --------
@@ -61,5 +61,5 @@ def half_rows(num_rows: int, seed: int, halves: int) -> Halves | None:
 
 
 def training_seeds(seed: int) -> tuple[int, int]:
-    """Derive the seeds for training on each half from the one for training on all."""
+    """Derive the seeds for training on each half from the seed for training on all rows."""
     return stream_seed(seed, "first half"), stream_seed(seed, "second half")

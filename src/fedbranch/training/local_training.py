@@ -4,41 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedbranch.training.model_state import trainable
+from fedbranch.training.precision import Precision
 
 __all__ = [
     "LocalTraining",
     "Measure",
     "OptimizerFactory",
-    "Precision",
     "accuracy",
     "adam",
     "cross_entropy",
     "sgd",
 ]
 
+# Makes an optimiser for a model's trainable parameters.
 OptimizerFactory: TypeAlias = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
-
-# Outputs of the model and targets, both with one row for each example, to a mean over them.
+# Maps outputs and targets, both with one row for each example, to a mean over the examples.
 Measure: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
-Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
-
-
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Give the share of rows whose largest output is at the target."""
+    """Compute the share of examples with the largest output at the target."""
     return (outputs.argmax(dim=1) == targets).float().mean()
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Give the mean cross-entropy of a classifier's outputs, one column for each class."""
+    """Compute the mean cross-entropy of a classifier's outputs, one column for each class."""
     if outputs.ndim < 2 or outputs.shape[1] < 2:
         raise ValueError(
             f"the model's outputs have shape {tuple(outputs.shape)}; a classifier has one column "
@@ -70,21 +67,23 @@ class LocalTraining:
     optimizer
         Makes a fresh optimiser for the model's parameters in every round.
     epochs, steps
-        How long: passes over the client's data, or mini-batches. Exactly one of them.
+        Number of passes over the client's data, or of mini-batches. Exactly one of them.
     batch_size
-        Examples per mini-batch. The last one of a pass may be smaller; a single example
-        that is left over travels with the batch before it, because BatchNorm could not
-        train on it.
+        Examples per mini-batch. The last mini-batch of a pass may be smaller. A single
+        example that is left over joins the mini-batch before it, because BatchNorm cannot
+        train on one example.
     loss
         Maps outputs and targets to the mean loss; by default the cross-entropy.
     metrics
         Further measures for evaluation, by name; by default the accuracy if the loss is
         the cross-entropy.
     send_gradient
-        Send the negative full-batch gradient as the signal to compare, beside the update.
+        Send a signal to compare beside the update: the negative gradient of the mean loss
+        over all examples.
     precision
-        Of products: ``"float32"``; ``"tf32"``, the same but for NVIDIA GPUs, which may then
-        round the factors to 11 bits; ``"bf16"``, automatic mixed precision in bfloat16.
+        Precision of products. ``"float32"``: full. ``"tf32"``: NVIDIA GPUs may round the
+        factors to 11 bits; elsewhere full. ``"bf16"``: automatic mixed precision in
+        bfloat16.
 
     Examples
     --------
@@ -119,7 +118,7 @@ class LocalTraining:
 
     @property
     def on_a_half(self) -> LocalTraining:
-        """The same training on half of the data: twice the epochs, or as many steps."""
+        """The same training on half of the data: twice the epochs, or the same steps."""
         return self if self.epochs is None else replace(self, epochs=2 * self.epochs)
 
     @property
@@ -132,25 +131,25 @@ class LocalTraining:
         return {"loss": self.loss, **metrics}
 
     def batches_per_pass(self, num_rows: int) -> int:
-        """Count the mini-batches of one pass over so many rows."""
+        """Count the mini-batches of one pass over ``num_rows`` examples."""
         whole, left_over = divmod(num_rows, self.batch_size)
         joins_the_last = left_over == 1 < self.batch_size and whole > 0
         return whole + (left_over > 0 and not joins_the_last)
 
     def num_steps(self, num_rows: int) -> int:
-        """Count the mini-batches that a client with so many rows trains on."""
+        """Count the mini-batches that a client with ``num_rows`` examples trains on."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
         return self.epochs * self.batches_per_pass(num_rows)
 
     def num_visits(self, num_rows: int) -> int:
-        """Count the examples in all those mini-batches."""
+        """Count the visits to examples in all mini-batches of :meth:`num_steps`."""
         passes, steps = divmod(self.num_steps(num_rows), self.batches_per_pass(num_rows))
         return passes * num_rows + steps * self.batch_size
 
     def describe(self, model: nn.Module) -> dict[str, str]:
-        """Say everything that the result depends on, to recognise the same training again."""
+        """Describe all that the result depends on, to recognise the same training later."""
         optimizer = self.optimizer(list(trainable(model)))
         groups = [
             {name: repr(value) for name, value in sorted(group.items()) if name != "params"}

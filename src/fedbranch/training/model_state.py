@@ -1,4 +1,4 @@
-"""A model's parameters and buffers as two flat tensors."""
+"""A model's parameters and buffers as two flat vectors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ModelState:
     params
         Shape (num_params,): the trainable parameters, complex ones as pairs.
     buffers
-        Shape (num_buffers,), float64, which also holds counters exactly: the buffers, such
-        as BatchNorm statistics.
+        Shape (num_buffers,): the buffers, such as BatchNorm statistics. They are float64,
+        which holds counters exactly, too.
     """
 
     params: Tensor
@@ -32,7 +32,13 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelState:
-        """Copy a model's state."""
+        """Copy a model's state.
+
+        Raises
+        ------
+        ValueError
+            If the model has no trainable parameters.
+        """
         params = [as_real(p.detach()).reshape(-1) for p in trainable(model)]
         if not params:
             raise ValueError(f"{type(model).__name__} has no trainable parameters")
@@ -41,7 +47,7 @@ class ModelState:
         return cls(torch.cat(params), torch.cat(buffers) if buffers else no_buffers)
 
     def moved_by(self, params_step: Vector, buffers_step: Vector) -> ModelState:
-        """Give the state that is displaced by these steps."""
+        """Return this state displaced by the given steps."""
         device = self.params.device
         return ModelState(
             self.params + torch.tensor(params_step, device=device),
@@ -49,22 +55,22 @@ class ModelState:
         )
 
     def minus(self, before: ModelState) -> tuple[Vector, Vector]:
-        """Give the steps that lead from another state to this one."""
+        """Compute the steps from another state to this one: this state minus the other."""
         params = self.params - before.params
-        # A mask of infinities that did not change has moved by 0, not by infinity - infinity.
+        # An infinity or NaN that did not change has moved by 0; subtraction would give NaN.
         moved = (self.buffers != before.buffers) & ~(self.buffers.isnan() & before.buffers.isnan())
         buffers = torch.where(moved, self.buffers - before.buffers, 0.0)
         return params.float().cpu().numpy(), buffers.float().cpu().numpy()
 
     def digest(self) -> str:
-        """Name these numbers by a hash of their bytes."""
+        """Return a SHA-256 digest of all numbers, in hexadecimal."""
         parts = (self.params.double(), self.buffers)
         content = b"".join(part.cpu().numpy().tobytes() for part in parts)
         return hashlib.sha256(content).hexdigest()
 
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> None:
-        """Overwrite a model's state with this one. Whole-number buffers are rounded."""
+        """Overwrite a model's state with this one. Buffers of whole numbers are rounded."""
         start = 0
         for param in map(as_real, trainable(model)):
             values = self.params[start : start + param.numel()]
@@ -78,10 +84,10 @@ class ModelState:
 
 
 def trainable(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Return the parameters that training changes."""
+    """Return the parameters that training changes, in the model's order."""
     return (param for param in model.parameters() if param.requires_grad)
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """See complex numbers as pairs of real ones, in the same memory."""
+    """Return a view of complex numbers as pairs of real ones, in the same memory."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

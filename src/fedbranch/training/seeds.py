@@ -1,7 +1,7 @@
-"""Seeds for every place of a run, and who is drawn in a round.
+"""Independent seeds for every use of randomness in a run.
 
-What is drawn depends on (seed, round, ...) and on who is there alone: two drivers that ask the
-same number of clients ask the same ones, and so does a run that was resumed.
+A seed is a hash of the run's seed and the place of its use, such as (round, client id). So
+both drivers, and a run that was resumed, draw the same numbers at the same place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ __all__ = ["stream_seed"]
 
 
 def stream_seed(seed: int, *where: int | str) -> int:
-    """Derive an independent seed for one place of a run, such as (round, client id).
+    """Derive the seed for one place in a run, such as (round, client id).
+
+    Returns
+    -------
+    int
+        From 0 to 2**63 - 1.
 
     Examples
     --------

@@ -10,7 +10,7 @@ import fedbranch as fb
 from fedbranch.report.facts.facts import read_facts
 from fedbranch.runs import Round, RunFolder
 from fedbranch.server.records import RoundRecord
-from report.folders import about, decision, played, split, split_run
+from report.folders import about, decision, pass_rounds, played, split, split_run
 from tests.flower.federations import make_grid, start
 
 
@@ -164,8 +164,7 @@ def test_the_clusters_of_a_merged_split_are_gone_but_keep_their_curves(tmp_path)
     folder.append(played(2, {1: 1, 2: 1}, accuracy, **split(0, 2, _1="a", _2="b")))
     merge = {
         "decisions": (decision(0, 3, "merge"),),
-        "vanished": (1, 2),
-        "moved": {"a": 0, "b": 0},
+        "vanished": {1: 0, 2: 0},
     }
     folder.append(played(3, {0: 2}, {"a": 0.5, "b": 0.7}, **merge))
     accuracy = {"a": 0.6, "b": 0.8}
@@ -252,7 +251,7 @@ def test_given_clusters_are_children_of_the_root_from_the_start(tmp_path):
     folder = RunFolder.create(tmp_path / "oracle", about("ab", method="oracle"))
     server = fb.Server(2, rule=fb.NeverSplit())
     server.partition({"x": ["a"], "y": ["b"]})
-    server.round = 1
+    pass_rounds(server, 1)
     given = {"children": {0: (1, 2)}, "moved": {"a": 1, "b": 2}}
     folder.append(played(1, {1: 1, 2: 1}, {"a": 0.5, "b": 0.7}, joined=("a", "b"), **given))
     folder.save_server(server)
@@ -280,7 +279,7 @@ def large_run(path, num_clients, num_rounds, num_clusters):
     updates = rng.normal(size=(num_clients, 8)).astype(np.float32)
     rows = dict(zip(ids, updates, strict=True))
     server.tree.split(0, [{i: rows[i] for i in group} for group in groups], in_round=2)
-    server.round = num_rounds
+    pass_rounds(server, num_rounds)
     lines = []
     for number in range(1, num_rounds + 1):
         values = rng.uniform(0.1, 0.9, num_clients)

@@ -16,12 +16,7 @@ from fedbranch import NeverSplit, Server, Thresholds, Update, UpdateBatch
 from fedbranch.errors import InvalidUpdate
 from fedbranch.protocol.plain_text import one_line, shortened
 from fedbranch.server.replies.checks import Expected, check_batch, check_losses, check_update
-from fedbranch.server.replies.reply import (
-    replies_from_state,
-    replies_to_state,
-    replies_to_tensors,
-    stacked,
-)
+from fedbranch.server.replies.reply import stacked
 
 GOOD = np.ones(DIM, dtype=np.float32)
 
@@ -409,12 +404,12 @@ def test_replies_of_several_rounds_go_to_where_the_last_one_is():
     first = replies(np.float32([[1, 2], [3, 4]]))
     second = replies(torch.tensor([[5.0, 6.0]]))
 
-    assert isinstance(stacked([*first, *second], "vector"), torch.Tensor)
-    together = stacked([*second, *first], "vector")
+    assert isinstance(stacked([*first, *second], "update"), torch.Tensor)
+    together = stacked([*second, *first], "update")
     assert isinstance(together, np.ndarray)
     assert together.tolist() == [[5, 6], [1, 2], [3, 4]]
-    assert stacked(first, "vector") is first[0].rows.vector  # not a copy
-    assert stacked(first[::-1], "vector").tolist() == [[3, 4], [1, 2]]
+    assert stacked(first, "update") is first[0].rows.update  # not a copy
+    assert stacked(first[::-1], "update").tolist() == [[3, 4], [1, 2]]
 
 
 def test_rows_that_a_driver_refused_are_not_looked_at():
@@ -448,10 +443,14 @@ def test_neighbouring_rows_are_not_copied():
     )
     replies = [reply for _, reply in check_batch(batch, expected)[0].values()]
 
-    assert np.shares_memory(stacked(replies[1:3], "vector"), matrix)
-    assert stacked(replies[1:3], "vector").tolist() == [[2], [3]]
-    assert stacked([replies[0], replies[2]], "vector").tolist() == [[1], [3]]
-    assert stacked([replies[2], replies[1]], "vector").tolist() == [[3], [2]]
+    assert np.shares_memory(stacked(replies[1:3], "update"), matrix)
+    assert stacked(replies[1:3], "update").tolist() == [[2], [3]]
+    assert stacked([replies[0], replies[2]], "update").tolist() == [[1], [3]]
+    assert stacked([replies[2], replies[1]], "update").tolist() == [[3], [2]]
+
+
+def compared(reply):
+    return reply.rows.compared[reply.row].tolist()
 
 
 def test_a_signal_may_have_a_length_of_its_own():
@@ -463,8 +462,8 @@ def test_a_signal_may_have_a_length_of_its_own():
 
     reply = check_update(good, expected)
 
-    assert reply.has_halves
-    assert reply.compared.tolist() == [3, 4]
+    assert reply.has_half
+    assert reply.rows.compared.tolist() == [[3, 4]]
     with pytest.raises(InvalidUpdate, match=r"the signal has shape \(4,\); send shape \(2,\)"):
         check_update(replace(good, signal=vector), expected)
     with pytest.raises(InvalidUpdate, match=r"the half difference has shape \(4,\); send shape"):
@@ -495,59 +494,10 @@ def test_a_batch_of_short_signals_says_the_same_as_one_by_one():
             Update(vectors[row], 1, signal=short[row], half_difference=short[row]), expected
         )
         together = usable[client_id][1]
-        assert together.compared.tolist() == alone.compared.tolist()
-        assert together.has_halves == alone.has_halves
+        assert compared(together) == compared(alone)
+        assert together.has_half == alone.has_half
     with pytest.raises(ValueError, match=r"signal column has shape \(3, 4\).*send \(3, 2\)"):
         check_batch(replace(batch, signals=vectors), expected)
-
-
-def test_kept_replies_with_short_signals_survive_being_saved():
-    expected = Expected(
-        num_params=4, num_buffers=0, compares_signal=True, max_examples=10, num_signal=2
-    )
-    short = np.float32([3, 4])
-    replies = {
-        "a": check_update(Update(GOOD[:4], 1, signal=short, half_difference=2 * short), expected),
-        "b": check_update(Update(GOOD[:4], 1, signal=-short), expected),
-    }
-
-    rebuilt = replies_from_state(replies_to_state(replies), replies_to_tensors(replies))
-
-    for client_id, reply in replies.items():
-        again = rebuilt[client_id]
-        assert again.compared.tolist() == reply.compared.tolist()
-        assert again.has_halves == reply.has_halves
-        assert again.rows.vector[again.row].tolist() == GOOD[:4].tolist()
-    assert rebuilt["a"].rows.half_difference[rebuilt["a"].row].tolist() == [6, 8]
-
-
-@pytest.mark.parametrize("compares_signal", [False, True])
-def test_kept_replies_are_saved_without_what_is_there_already(compares_signal):
-    expected = Expected(
-        num_params=4, num_buffers=0, compares_signal=compares_signal, max_examples=10
-    )
-    vector = GOOD[:4]
-    update = Update(vector, 1, signal=vector.copy(), half_difference=2 * vector)
-    replies = {"a": check_update(update, expected), "b": check_update(update, expected)}
-
-    tensors = replies_to_tensors(replies)
-    rebuilt = replies_from_state(replies_to_state(replies), tensors)
-
-    # A signal that happens to be the update is still a signal, along which nobody steps.
-    assert ("compared" in tensors) == compares_signal
-    for client_id, reply in replies.items():
-        again = rebuilt[client_id]
-        assert again.rows.compares_update == reply.rows.compares_update == (not compares_signal)
-        assert again.compared.tolist() == vector.tolist()
-        assert again.rows.half_difference[again.row].tolist() == (2 * vector).tolist()
-
-
-def test_kept_sketches_that_are_not_there_are_noticed():
-    state = {"a": {"weight": 1.0, "metrics": {}, "has_halves": False}}
-    tensors = {name: np.zeros((1, 3), dtype=np.float32) for name in ("vector", "buffers")}
-
-    with pytest.raises(KeyError, match="compared"):
-        replies_from_state(state, {**tensors, "lengths": np.ones((1, 3))})
 
 
 def test_a_row_whose_numbers_fail_is_refused_alone():

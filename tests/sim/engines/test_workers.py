@@ -1,31 +1,21 @@
+import multiprocessing
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import fedbranch as fb
 from fedbranch.errors import ClientFailed
 from fedbranch.sim.engines import workers
-from fedbranch.sim.engines.stacked.layout import arranged_for_cpu
 from fedbranch.sim.engines.workers import Workers
 from fedbranch.training.model_state import ModelState
-from sim.engines.stacked.test_engine import make_clients, mlp, seeded
+from sim.engines.small_problems import cnn, make_clients, mlp, seeded
 
 TRAINING = fb.LocalTraining(epochs=1, batch_size=10)
 SIZES = [12, 40, 9, 25, 31]
-
-
-def cnn(flatten=None):
-    return seeded(
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), flatten or nn.Flatten(),
-            nn.Linear(36, 3),
-        )
-    )  # fmt: skip
 
 
 def run(model, shape=(6,), training=TRAINING, **settings):
@@ -49,7 +39,7 @@ def test_the_number_of_workers_changes_no_bit(model, shape):
     ("model", "shape"),
     [(mlp(nn.Dropout(0.2)), (6,)), (mlp(nn.BatchNorm1d(8)), (6,)), (cnn(), (1, 8, 8))],
 )
-def test_workers_do_what_the_reference_does(model, shape):
+def test_workers_agree_with_the_reference(model, shape):
     ours = run(model, shape, engine="workers")
     reference = run(model, shape, engine="reference")
 
@@ -58,33 +48,6 @@ def test_workers_do_what_the_reference_does(model, shape):
         np.testing.assert_allclose(getattr(ours.tree.root, name), expected, atol=1e-5)
     for client_id, metrics in reference.evaluation.items():
         assert ours.evaluation[client_id] == pytest.approx(metrics, rel=1e-4)
-
-
-class View(nn.Module):
-    def forward(self, x):
-        return x.view(len(x), -1)  # refuses channels-last images
-
-
-def test_a_model_that_refuses_another_order_of_its_numbers_keeps_its_own():
-    x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
-
-    def is_channels_last(model):
-        own = arranged_for_cpu(model, TRAINING, x, y)
-        return any(
-            p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last)
-            and not p.is_contiguous()
-            for p in own.parameters()
-        )  # fmt: skip
-
-    assert is_channels_last(nn.Sequential(nn.Conv2d(1, 4, 3), cnn_tail()))
-    assert not is_channels_last(nn.Sequential(nn.Conv2d(1, 4, 3), cnn_tail(View())))
-    reference = run(cnn(View()), (1, 8, 8), engine="reference")
-    ours = run(cnn(View()), (1, 8, 8), engine="workers")
-    np.testing.assert_allclose(ours.tree.root.params, reference.tree.root.params, atol=1e-5)
-
-
-def cnn_tail(flatten=None):
-    return nn.Sequential(nn.Conv2d(4, 2, 3), flatten or nn.Flatten(), nn.Linear(32, 3))
 
 
 def test_a_client_that_fails_is_named_and_no_process_is_left():
@@ -101,10 +64,11 @@ def test_a_client_that_fails_is_named_and_no_process_is_left():
 def test_a_worker_that_dies_is_an_error_that_says_so():
     model = mlp()
     engine = Workers(model, ModelState.of(model), make_clients(SIZES), TRAINING, num_workers=2)
-    engine._hire()
-    os.kill(engine._workers[0].process.pid, signal.SIGKILL)
     server = fb.Server(ModelState.of(model).params.numel(), rule=fb.NeverSplit())
     tasks = server.plan(["c0", "c1", "c2"])
+    engine.updates(tasks, dict.fromkeys(tasks, 1))
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.SIGKILL)
 
     with pytest.raises(ClientFailed, match="exit code -9"):
         engine.updates(tasks, dict.fromkeys(tasks, 1))

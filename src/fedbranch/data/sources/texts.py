@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbranch.data.sources.downloads import mirrored
 from fedbranch.data.sources.files import Counts, PartOfSet, Source, check_part
 
 __all__ = [
@@ -38,7 +39,7 @@ class Articles(NamedTuple):
 
 
 class Role(NamedTuple):
-    """What somebody says in a play."""
+    """The speeches of one speaking role of a play."""
 
     play: str
     role: str
@@ -54,15 +55,15 @@ def ag_news(part: PartOfSet = "train", data_dir: str | Path | None = None) -> Ar
         ``"train"`` or ``"test"``.
     data_dir
         The data folder, which has ``train.csv`` and ``test.csv`` in ``ag_news/``, plain or
-        ``.gz``; by default :func:`default_data_dir`. A row is a class, 1-4, and a text; or a
-        class, a title and a description, which become one text.
+        ``.gz``; by default :func:`default_data_dir`. A row is a class, 1-4, a title and a
+        description, which become one text. A class and a text are read as well.
 
     Raises
     ------
     MissingData
-        If the files are not there; it says which, and how to get them.
+        If the file is missing; the message names it and how to get it.
     DamagedFile
-        If a file cannot be read to its end, or is not the one that was written.
+        If a file cannot be read to its end, or has changed since it was fetched.
     """
     return AG_NEWS.load(part, data_dir)
 
@@ -74,13 +75,13 @@ def shakespeare(data_dir: str | Path | None = None) -> list[Role]:
     ----------
     data_dir
         The data folder, which has ``roles.jsonl`` in ``shakespeare/``, plain or ``.gz``; by
-        default :func:`default_data_dir`. A line is a JSON object with ``play``, ``role`` and
-        the list ``speeches``.
+        default :func:`default_data_dir`. Each line is a JSON object with ``play``, ``role``
+        and the list ``speeches``.
 
     Raises
     ------
     MissingData
-        If the file is not there.
+        If the file is missing.
     DamagedFile
         If it cannot be read to its end.
     """
@@ -132,7 +133,7 @@ class NewsTexts(Source):
         return Articles(texts=texts, topics=np.array(topics, np.int64))
 
     def count(self, part: str, data_dir: str | Path | None = None) -> Counts:
-        """Read a part, check it, and say what is in it."""
+        """Read a part, check it, and count its articles and topics."""
         topics = self.load(cast("PartOfSet", part), data_dir).topics
         return Counts(rows=len(topics), classes=len(np.unique(topics)))
 
@@ -158,8 +159,8 @@ class RoleTexts(Source):
             if not is_text or not isinstance(says, list) or not says or not _are_texts(says):
                 raise self.damaged(
                     path,
-                    f"has a role in line {number} whose play and role are no texts, or whose "
-                    "speeches are no list of texts",
+                    f"has a role in line {number} with a play or role that is no text, or with "
+                    "speeches that are no list of texts",
                 )
             roles.append(role)
         if not roles:
@@ -167,7 +168,7 @@ class RoleTexts(Source):
         return roles
 
     def count(self, part: str, data_dir: str | Path | None = None) -> Counts:  # noqa: ARG002 - there is one part
-        """Read all roles, check them, and say how many there are of how many plays."""
+        """Read all roles, check them, and count them and their plays."""
         roles = self.load(data_dir)
         return Counts(rows=len(roles), classes=len({role.play for role in roles}))
 
@@ -177,7 +178,7 @@ def _are_texts(values: Sequence[object]) -> bool:
 
 
 def _lines(source: Source, path: Path, content: bytes) -> list[str]:
-    """Cut a text at its line ends only: str.splitlines knows others, which texts contain."""
+    """Cut a text at line feeds only: texts contain other characters where splitlines cuts."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -193,7 +194,15 @@ AG_NEWS = NewsTexts(
     published_rows={"train": 120_000, "test": 7_600},
     topics=AG_NEWS_TOPICS,
     words=("articles", "topics"),
-    hub_id="fancyzhx/ag_news",
+    # No sums of unpacked files: a set with fewer articles is read as well.
+    downloads=mirrored(
+        {
+            "train.csv": "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+            "test.csv": "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+        },
+        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
+        "https://raw.githubusercontent.com/mhjabreel/CharCNN/master/data/ag_news_csv/",
+    ),
 )
 
 SHAKESPEARE = RoleTexts(

@@ -6,7 +6,7 @@ round: each record names the nodes that came and went, and the clients that move
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fedbranch.runs import Round
@@ -83,12 +83,12 @@ class Growth:
             # Clusters that were given exist since before the first round.
             in_round = record.round if node_id in split_now else record.round - 1
             self._split(node_id, child_ids, in_round=in_round)
-        for node_id in record.vanished:
-            self._remove(node_id)
         for client_id in record.left:
             self.positions.pop(client_id, None)
         self.positions |= dict.fromkeys(record.joined, 0)
         self.positions |= record.moved
+        if record.vanished:
+            self._remove(record.vanished)
 
     def _split(self, node_id: int, child_ids: tuple[int, ...], *, in_round: int) -> None:
         if node_id not in self.nodes:
@@ -99,12 +99,17 @@ class Growth:
         self.nodes[node_id].split_in_round = in_round
         self.children_of[in_round, node_id] = child_ids
 
-    def _remove(self, node_id: int) -> None:
-        gone = self.nodes.pop(node_id, None)
-        parent = None if gone is None or gone.parent_id is None else self.nodes.get(gone.parent_id)
-        if parent is not None and node_id in parent.child_ids:
-            parent.child_ids = ()  # a node loses all its children at once
-            parent.split_in_round = None
+    def _remove(self, vanished: Mapping[int, int]) -> None:
+        """Remove nodes; their clients go to the node named for each, which may be gone itself."""
+        for node_id in vanished:
+            self.nodes.pop(node_id, None)
+        for node in self.nodes.values():
+            if vanished.keys() & set(node.child_ids):
+                node.child_ids, node.split_in_round = (), None  # it loses all children at once
+        for client_id, node_id in self.positions.items():
+            while node_id in vanished:
+                node_id = vanished[node_id]
+            self.positions[client_id] = node_id
 
 
 def grow(history: Iterable[Round], growth: Growth) -> Iterator[tuple[Round, Growth]]:

@@ -22,7 +22,7 @@ from fedbranch.core.geometry import to_numpy
 from fedbranch.errors import InvalidUpdate
 from fedbranch.protocol.plain_text import one_line, shortened
 from fedbranch.protocol.tasks import Update, UpdateBatch
-from fedbranch.server.replies.reply import Reply, Rows
+from fedbranch.server.replies.reply import Reply, ReplyRows
 from fedbranch.types import Array, Vector
 
 __all__ = [
@@ -103,16 +103,15 @@ def check_update(update: Update, expected: Expected) -> Reply:
     half = None
     if update.half_difference is not None:
         half = _checked_vector(update.half_difference, expected.num_compared, "half difference")
-    matrix = vector[None, :]
-    rows = Rows(
-        vector=matrix,
-        compared=compared[None, :] if expected.compares_signal else matrix,
+    rows = ReplyRows(
+        update=vector[None, :],
         buffers=buffers[None, :],
-        half_difference=None if half is None else half[None, :],
+        signal=compared[None, :] if expected.compares_signal else None,
+        half=None if half is None else half[None, :],
     )
-    has_halves = half is not None and bool(half.any())
+    has_half = half is not None and bool(half.any())
     weight, metrics = check_claims(update.num_examples, update.metrics, expected.max_examples)
-    return Reply(rows=rows, row=0, weight=weight, metrics=metrics, has_halves=has_halves)
+    return Reply(rows=rows, row=0, weight=weight, metrics=metrics, has_half=has_half)
 
 
 def check_batch(
@@ -149,18 +148,18 @@ def check_batch(
         halves = _checked_column("half difference", halves, compared_shape)
         columns["half difference"] = halves
     problems: dict[int, str] = {}  # row -> why it cannot be used
-    extent = None
+    measured_updates = None
     for name, column in columns.items():
         if column.shape[1]:
             measured = extents(column) if isinstance(column, np.ndarray) else None
             problems = _column_problems(name, column, measured) | problems
-            extent = measured if name == "update" else extent
-    rows = Rows(
-        vector=vectors,
-        compared=columns["signal"] if expected.compares_signal else vectors,
+            measured_updates = measured if name == "update" else measured_updates
+    rows = ReplyRows(
+        update=vectors,
         buffers=buffers,
-        half_difference=halves,
-        extent=extent,
+        signal=columns.get("signal"),
+        half=halves,
+        norms=measured_updates,
     )
     has_halves = [False] * len(batch)
     if halves is not None:
@@ -177,7 +176,7 @@ def check_batch(
                 batch.num_examples[row], batch.metrics[row], expected.max_examples
             )
             reply = Reply(
-                rows=rows, row=row, weight=weight, metrics=metrics, has_halves=has_halves[row]
+                rows=rows, row=row, weight=weight, metrics=metrics, has_half=has_halves[row]
             )
             usable[client_id] = (batch.bases[row], reply)
         except InvalidUpdate as error:

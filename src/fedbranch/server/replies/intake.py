@@ -17,15 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.core.exact_sum.raw_updates import Differences
-from fedbranch.core.exact_sum.total import Added
 from fedbranch.core.projection import Projection
 from fedbranch.errors import InvalidUpdate
 from fedbranch.protocol.client_ids import shown_id
 from fedbranch.protocol.plain_text import one_line, shortened
 from fedbranch.protocol.tasks import Update, UpdateBatch
-from fedbranch.server.guard import Guard
-from fedbranch.server.leaf import Case
-from fedbranch.server.replies.adding import Adding
+from fedbranch.server.leaf import Leaf
+from fedbranch.server.options import ServerOptions
 from fedbranch.server.replies.checks import (
     Expected,
     check_batch,
@@ -33,11 +31,19 @@ from fedbranch.server.replies.checks import (
     check_update,
     is_sane,
 )
-from fedbranch.server.replies.reply import Reply, Rows
-from fedbranch.server.replies.stack import Stack, lengths_of_rows
-from fedbranch.server.replies.summed import Sums
+from fedbranch.server.replies.kept import Kept
+from fedbranch.server.replies.reply import Reply, ReplyRows
+from fedbranch.server.replies.running_sums import AtLeaf, RunningSums
+from fedbranch.server.replies.stack import (
+    block_lengths,
+    kept_with_sketches,
+    only_sketches,
+    stack_for_sums,
+    stack_to_keep,
+)
+from fedbranch.server.replies.store import LeafStore
+from fedbranch.server.replies.summed import Shape, Summed
 from fedbranch.tree.tree import ParameterTree
-from fedbranch.types import Weighting
 
 __all__ = ["Intake", "Situation"]
 
@@ -47,33 +53,54 @@ _TOO_LATE = "came too late: the round is over"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Situation:
-    """What replies are measured by: how the server stands in a round."""
+    """What replies are judged by: the state of the server in a round.
+
+    Attributes
+    ----------
+    round
+        The coming one.
+    expected
+        What every reply must fit.
+    tree
+        Where each client stands.
+    asked
+        Client id -> base of its task.
+    leaves
+        Leaf -> what it remembers.
+    set_aside
+        The clients whose last reply the guard set aside.
+    options, projection
+        As the server has them.
+    """
 
     round: int
     expected: Expected
     tree: ParameterTree
-    asked: Mapping[str, str]  # client id -> base of its task
-    cases: Mapping[int, Case]
-    set_aside: Collection[str]  # clients whose last reply the guard set aside
-    guard: Guard | None
-    weighting: Weighting
-    projection: Projection | None = None
-    keeps_updates: bool = True
+    asked: Mapping[str, str]
+    leaves: Mapping[int, Leaf]
+    set_aside: Collection[str]
+    options: ServerOptions
+    projection: Projection | None
 
-    def adding(self) -> Adding | None:
+    def running_sums(self) -> RunningSums | None:
         """Begin the sums of updates that are not kept; None if they are."""
-        if self.keeps_updates or self.projection is None:
+        if self.options.keep_updates or self.projection is None:
             return None
         expected = self.expected
-        return Adding(
-            num_params=expected.num_params,
-            num_buffers=expected.num_buffers,
-            num_signal=expected.num_compared if expected.compares_signal else None,
-            projection=self.projection,
-            cases=self.cases,
-            guard=self.guard,
-            weighting=self.weighting,
+        shape = Shape(
+            expected.num_params,
+            expected.num_buffers,
+            expected.num_compared if expected.compares_signal else None,
+            self.projection,
         )
+        at_leaves = {
+            leaf_id: AtLeaf(
+                usual=leaf.memory.usual,
+                held=leaf.store if isinstance(leaf.store, Summed) else None,
+            )
+            for leaf_id, leaf in self.leaves.items()
+        }
+        return RunningSums(shape, self.options, at_leaves)
 
 
 class Intake:
@@ -98,10 +125,10 @@ class Intake:
         self._situation = situation
         self._lock = threading.Lock()
         self._replies: dict[str, Reply] = {}
-        self._adding = situation.adding()
+        self._running_sums = situation.running_sums()
         self._aside: set[str] = set()
         self._answered: set[str] = set()  # also those whose replies are being taken in
-        self._stood: dict[str, int] = {}  # client id -> node for which it replied
+        self._node_of: dict[str, int] = {}  # client id -> node for which it replied
         self._nodes = _standing(situation.tree)
         self._bases = {node.id: node.base for node in situation.tree}
         self._is_closed = False
@@ -131,13 +158,13 @@ class Intake:
         return self._situation.round
 
     @property
-    def replies(self) -> dict[str, Reply]:
-        """The replies that can be used, by client id, in its order."""
-        return dict(sorted(self._replies.items()))
+    def replies(self) -> Mapping[str, Reply]:
+        """Client id -> reply, of those that can be used."""
+        return self._replies
 
     @property
     def aside(self) -> set[str]:
-        """Clients whose replies are too long, by what was usual in the round before."""
+        """Clients whose replies are too long, compared with the round before."""
         return set(self._aside)
 
     def check_still_fits(self, tree: ParameterTree, this_round: int) -> None:
@@ -155,21 +182,44 @@ class Intake:
                 "merging splits"
             )
 
-    def gone(self) -> dict[str, str]:
-        """Give the clients that left, or were sent elsewhere, after they replied, with why."""
-        client_ids = list(self._replies)
-        found = {}
-        nodes = self._situation.tree.positions.of_all(client_ids)
-        for client_id, node_id in zip(client_ids, nodes, strict=True):
-            if node_id is None:
-                found[client_id] = "has left since it replied"
-            elif node_id != self._stood[client_id]:
-                found[client_id] = "was sent to another node since it replied"
-        return found
+    def by_node(self, changed: Collection[str]) -> tuple[dict[int, list[str]], dict[str, str]]:
+        """Sort the clients that replied by the node for which they did.
 
-    def sums(self) -> dict[int, Sums]:
-        """Give the sums of every leaf that got updates, and what held clusters had before."""
-        return {} if self._adding is None else self._adding.sums()
+        Parameters
+        ----------
+        changed
+            The clients that may have left, or may have been sent elsewhere, since the intake
+            was begun.
+
+        Returns
+        -------
+        tuple
+            Node -> its clients, in the order of their ids; and client id -> why its reply is of
+            no use any more.
+        """
+        gone = {}
+        for client_id in self._replies.keys() & set(changed):
+            node_id = self._situation.tree.positions.of(client_id)
+            if node_id is None:
+                gone[client_id] = "has left since it replied"
+            elif node_id != self._node_of[client_id]:
+                gone[client_id] = "was sent to another node since it replied"
+        found: dict[int, list[str]] = {}
+        for client_id in sorted(self._replies):
+            if client_id not in gone:
+                found.setdefault(self._node_of[client_id], []).append(client_id)
+        return found, gone
+
+    def store(
+        self, leaf_id: int, before: LeafStore | None, replies: Mapping[str, Reply]
+    ) -> LeafStore | None:
+        """Return what a leaf has now: what it had before, and these replies of this round."""
+        if self._running_sums is not None:
+            return self._running_sums.store(leaf_id, replies)
+        if before is None and not replies:
+            return None
+        kept = before if isinstance(before, Kept) else Kept()
+        return kept.plus(replies)
 
     # Taking in
 
@@ -205,22 +255,23 @@ class Intake:
         """
         if isinstance(batch.vectors, Differences):
             taken: Collection[int] = ()
-            if self._adding is not None:
-                taken = self._take_plain(batch, batch.vectors, self._adding)
+            if self._running_sums is not None:
+                taken = self._take_raw(batch, batch.vectors, self._running_sums)
             if len(taken) == len(batch) and not batch.refused:  # nearly always
                 return {}
             batch = batch.written(sorted(set(range(len(batch))).difference(taken)))
         usable, refused = check_batch(batch, self._situation.expected)
         for client_id in refused.keys() - batch.refused.keys():  # as when it comes alone
             refused[client_id] = self._why_not_asked(batch, client_id) or refused[client_id]
-        return self._take(usable, refused)
+        ids = list(usable)
+        nodes = dict(zip(ids, self._situation.tree.positions.of_all(ids), strict=True))
+        return self._take(usable, nodes, refused)
 
     def _why_not_asked(self, batch: UpdateBatch, client_id: str) -> str | None:
         """Say why a client may not send what it sent, whatever that is; None if it may."""
         base = batch.bases[list(batch.client_ids).index(client_id)]
         try:
-            self._check_sender(client_id)
-            self._check_base(client_id, base, self._situation.tree.position(client_id))
+            self._check_base(client_id, base, self._node_of_sender(client_id))
         except InvalidUpdate as error:
             return str(error)
         return None
@@ -259,34 +310,37 @@ class Intake:
     def _take_checked(self, pairs: Sequence[tuple[str, Update]]) -> dict[str, str]:
         """Check each reply, and take those that can be used."""
         usable: dict[str, tuple[str | None, Reply]] = {}
+        nodes: dict[str, int] = {}
         refused: dict[str, str] = {}
         count = Counter(client_id for client_id, _ in pairs if isinstance(client_id, str))
         for client_id, update in sorted(pairs, key=lambda pair: shown_id(pair[0])):
             try:
-                self._check_sender(client_id)
+                node_id = self._node_of_sender(client_id)
                 if count[client_id] > 1:
                     raise InvalidUpdate(
                         f"answered {count[client_id]} times in one round; none of it is used"
                     )
                 if not isinstance(update, Update):
                     raise InvalidUpdate(f"the reply is a {type(update).__name__}; send an Update")
-                self._check_base(client_id, update.base, self._situation.tree.position(client_id))
+                self._check_base(client_id, update.base, node_id)
                 reply = check_update(update, self._situation.expected)
-                usable[client_id] = (update.base, reply)
+                usable[client_id], nodes[client_id] = (update.base, reply), node_id
             except InvalidUpdate as error:
                 refused[shown_id(client_id)] = one_line(str(error))
             except Exception as error:
                 # Objects from outside may fail in ways of their own; that is their client's
                 # problem alone.
                 refused[shown_id(client_id)] = f"the reply cannot be read: {shortened(error)}"
-        return self._take(usable, refused)
+        return self._take(usable, nodes, refused)
 
     def _take(
-        self, usable: Mapping[str, tuple[str | None, Reply]], refused: dict[str, str]
+        self,
+        usable: Mapping[str, tuple[str | None, Reply]],
+        nodes: Mapping[str, int | None],
+        refused: dict[str, str],
     ) -> dict[str, str]:
-        """Take replies whose contents are right, if their senders may send them."""
+        """Take replies whose contents are right, if their clients may send them from there."""
         taken: dict[str, Reply] = {}
-        nodes = dict(zip(usable, self._situation.tree.positions.of_all(list(usable)), strict=True))
         at_node: dict[int, list[str]] = {}
         with self._lock:
             for client_id, (base, reply) in usable.items():
@@ -301,7 +355,7 @@ class Intake:
                     # From here on it has answered, whatever another thread is told meanwhile.
                     self._answered.add(client_id)
                     self._replies[client_id] = taken[client_id] = reply
-                    self._stood[client_id] = node_id
+                    self._node_of[client_id] = node_id
                     at_node.setdefault(node_id, []).append(client_id)
                 except InvalidUpdate as error:
                     refused[client_id] = str(error)
@@ -322,12 +376,15 @@ class Intake:
         if self._is_closed:
             raise InvalidUpdate(_TOO_LATE)
 
-    def _check_sender(self, client_id: str) -> None:
+    def _node_of_sender(self, client_id: str) -> int:
+        """Look up where a client stands; refuse it if the round is over or it is not known."""
         self._check_open()
         if not isinstance(client_id, str):
             raise InvalidUpdate(f"unknown client: its id is a {type(client_id).__name__}")
-        if client_id not in self._situation.tree:
+        node_id = self._situation.tree.positions.of(client_id)
+        if node_id is None:
             raise InvalidUpdate(_UNKNOWN)
+        return node_id
 
     def _check_base(self, client_id: str, base: str | None, node_id: int) -> None:
         """Refuse a reply that does not answer what the client's position asks for now."""
@@ -341,24 +398,24 @@ class Intake:
                 f"computed at other parameters ({shortened(base)}) than the client's position has now "
                 f"({present!r})"
             )
-        case = self._situation.cases.get(node_id)
-        if case is not None and client_id in case.replies:
+        leaf = self._situation.leaves.get(node_id)
+        if leaf is not None and leaf.has_reply_of(client_id):
             raise InvalidUpdate("has already answered at these parameters")
 
-    # Updates that are added as they lie
+    # Updates that are added straight from their messages
 
-    def _take_plain(
-        self, batch: UpdateBatch, updates: Differences, adding: Adding
+    def _take_raw(
+        self, batch: UpdateBatch, updates: Differences, running_sums: RunningSums
     ) -> Collection[int]:
-        """Add updates as they lie, of replies about which nothing is unusual; give their rows.
+        """Add updates of replies that have nothing unusual, and return their rows.
 
-        The others are as if they had not been there; who looks at them one by one finds out what
-        is wrong, if anything is.
+        The other replies are as if they had not been there. The checks one by one then find out
+        what is wrong with them, if anything is.
         """
         node_id, buffers = self._leaf_of(batch, updates), self._plain_buffers(batch)
         if node_id is None or buffers is None:
             return ()
-        lengths = lengths_of_rows(buffers, keeps=False)
+        lengths = block_lengths(buffers)
         claims = self._plain_claims(batch, node_id, is_sane(lengths))
         with self._lock:
             claims = {
@@ -368,7 +425,7 @@ class Intake:
             }
             ids = {row: batch.client_ids[row] for row in claims}
             self._answered.update(ids.values())
-        found = adding.add_plain(
+        found = running_sums.add_raw(
             node_id,
             batch.client_ids,
             updates,
@@ -377,17 +434,20 @@ class Intake:
             {row: weight for row, (weight, _) in claims.items()},
         )
         taken = np.flatnonzero(found.is_added).tolist()
-        rows = _rows_of(found, lengths)
+        rows = ReplyRows(
+            sketch=found.sketches,
+            lengths=np.stack([found.lengths, found.lengths, lengths], axis=1),
+        )
         with self._lock:
             self._answered.difference_update(ids[row] for row in ids.keys() - set(taken))
             for row in taken:
                 weight, metrics = claims[row]
                 self._replies[ids[row]] = Reply(rows=rows, row=row, weight=weight, metrics=metrics)
-                self._stood[ids[row]] = node_id
+                self._node_of[ids[row]] = node_id
         return taken
 
     def _leaf_of(self, batch: UpdateBatch, updates: Differences) -> int | None:
-        """Give the leaf at which the updates of a batch may be added as they lie, if there is one."""
+        """Return the leaf at which the updates of a batch may be added straight away, if any."""
         situation = self._situation
         if (
             situation.expected.compares_signal
@@ -400,7 +460,7 @@ class Intake:
         return node_id if node_id is not None and situation.tree[node_id].is_leaf else None
 
     def _plain_buffers(self, batch: UpdateBatch) -> NDArray[np.float32] | None:
-        """Give the buffers of a batch, if they are as they must be."""
+        """Return the buffers of a batch, if they have the right shape and type."""
         buffers = batch.buffers
         shape = (len(batch), self._situation.expected.num_buffers)
         if buffers is None and not shape[1]:
@@ -412,7 +472,7 @@ class Intake:
     def _plain_claims(
         self, batch: UpdateBatch, node_id: int, is_good: NDArray[np.bool_]
     ) -> dict[int, tuple[float, dict[str, float | None]]]:
-        """Give weight and metrics of the rows whose senders may send them, and are not watched."""
+        """Return weight and metrics of the rows whose clients may send them and are not set aside."""
         situation = self._situation
         claims = {}
         nodes = situation.tree.positions.of_all(batch.client_ids)
@@ -423,7 +483,7 @@ class Intake:
                 and client_id not in batch.refused
                 and client_id not in situation.set_aside
             ):
-                with suppress(Exception):  # who looks at it one by one says why
+                with suppress(Exception):  # the checks one by one say why
                     self._check_base(client_id, batch.bases[row], node_id)
                     claims[row] = check_claims(
                         batch.num_examples[row], batch.metrics[row], situation.expected.max_examples
@@ -438,37 +498,28 @@ class Intake:
         at_node: Mapping[int, list[str]],
         projection: Projection,
     ) -> tuple[dict[str, Reply], dict[str, str]]:
-        """Give replies with sketches in place of what is compared, and why some are too long."""
-        situation, adding = self._situation, self._adding
+        """Return replies with sketches of what is compared, and why others are too long."""
+        situation, running_sums = self._situation, self._running_sums
         sketched: dict[str, Reply] = {}
         too_long: dict[str, str] = {}
-        keeps = adding is None
         for node_id, client_ids in at_node.items():
-            stack = Stack.of(client_ids, replies, keeps)
-            if adding is None or not situation.tree[node_id].is_leaf:
-                sketches = projection.of(stack.compared)
+            if running_sums is None:
+                sketched |= kept_with_sketches(stack_to_keep(client_ids, replies), projection)
+            elif not situation.tree[node_id].is_leaf:
+                sketched |= only_sketches(stack_for_sums(client_ids, replies), projection)
             else:
+                stack = stack_for_sums(client_ids, replies)
                 were_aside = [i in situation.set_aside for i in stack.client_ids]
-                if found := adding.too_long(node_id, stack, were_aside):
+                if found := running_sums.too_long(node_id, stack, were_aside):
                     too_long |= found
                     client_ids = [i for i in client_ids if i not in found]
                     if not client_ids:
                         continue
-                    stack = Stack.of(client_ids, replies, keeps)
-                sketches = adding.add(node_id, stack)
-            sketched |= zip(
-                stack.client_ids, stack.with_sketches(sketches, projection, keeps), strict=True
-            )
+                    stack = stack_for_sums(client_ids, replies)
+                sketched |= running_sums.add(node_id, stack)
         return sketched, too_long
 
 
-def _rows_of(found: Added, lengths_of_buffers: NDArray[np.float64]) -> Rows:
-    """Give what is left of updates that were added as they lay."""
-    nothing = np.zeros((len(lengths_of_buffers), 0), np.float32)
-    lengths = np.stack([found.lengths, found.lengths, lengths_of_buffers], axis=1)
-    return Rows(vector=nothing, compared=found.sketches, buffers=nothing, lengths=lengths)
-
-
 def _standing(tree: ParameterTree) -> dict[int, tuple[int, bool]]:
-    """Say of every node which parameters it has, and whether it is a leaf."""
+    """Return the version of every node's parameters, and whether it is a leaf."""
     return {node.id: (node.version, node.is_leaf) for node in tree}

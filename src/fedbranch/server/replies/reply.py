@@ -1,4 +1,4 @@
-"""Replies that passed all checks, as the server keeps them."""
+"""Replies that passed all checks, as the server has them: columns, with a row for each reply."""
 
 from __future__ import annotations
 
@@ -12,114 +12,101 @@ from numpy.typing import NDArray
 
 from fedbranch.core.exact_sum.block_norms import Extent
 from fedbranch.core.geometry import take_rows, to_numpy
-from fedbranch.storage.checkpoint import Tensors
-from fedbranch.types import JSON, Array, Vector
+from fedbranch.types import Array
 
-__all__ = [
-    "LENGTHS_OF",
-    "Reply",
-    "Rows",
-    "replies_from_state",
-    "replies_to_state",
-    "replies_to_tensors",
-    "stacked",
-]
+__all__ = ["LENGTHS_OF", "Column", "Reply", "ReplyRows", "stacked"]
 
-LENGTHS_OF = ("update", "signal", "buffers")  # what is measured of a reply
+LENGTHS_OF = ("update", "signal", "buffers")  # the columns of ``lengths``
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """Numbers that passed all checks, of one client or of many: one row each.
+class ReplyRows:
+    """What one client sent, or many at once, column by column: one row for each.
 
     Attributes
     ----------
-    vector, buffers
-        The updates; of length 0 where they were added up and not kept.
-    compared
-        The updates or the signals, or sketches of them.
-    half_difference
-        Of what is compared; sketches where that are sketches.
-    signal, whole_half_difference
-        Where sketches are compared and updates kept: the signals, if it is these, and the half
-        differences in full.
+    update, buffers
+        Shape (num_replies, length). None where updates were summed and not kept.
+    signal
+        What is compared instead of the updates; None if those are compared, or if signals were
+        summed and not kept.
+    sketch
+        Of what is compared; None where that is compared in full.
+    half
+        Half differences of what is compared, in full; zeros for a client that sent none.
+    half_sketch
+        Sketches of the half differences, where sketches are compared.
     lengths
-        Where sketches are compared, shape (num_clients, 3): how long each update, what is
-        compared of it in full, and its buffers are.
-    extent
+        Shape (num_replies, 3), where sketches are compared: the length of each update, of what is
+        compared of it in full, and of its buffers.
+    norms
         What was measured of the updates when they were checked.
     """
 
-    vector: Array
-    compared: Array
-    buffers: Array
-    half_difference: Array | None = None
+    update: Array | None = None
+    buffers: Array | None = None
     signal: Array | None = None
-    whole_half_difference: Array | None = None
+    sketch: Array | None = None
+    half: Array | None = None
+    half_sketch: Array | None = None
     lengths: NDArray[np.float64] | None = None
-    extent: Extent | None = None
+    norms: Extent | None = None
 
     @property
-    def whole(self) -> Array:
-        """What is compared, in full."""
-        if self.lengths is None:
-            return self.compared
-        return self.vector if self.signal is None else self.signal
+    def compared_in_full(self) -> Array | None:
+        """The signals, or else the updates; None where neither was kept."""
+        return self.update if self.signal is None else self.signal
 
     @property
-    def compares_update(self) -> bool:
-        """Whether it is the updates that are compared, not a signal."""
-        return self.whole is self.vector
+    def compared(self) -> Array | None:
+        """What clusters are found by."""
+        return self.compared_in_full if self.sketch is None else self.sketch
 
     @property
-    def whole_half(self) -> Array | None:
-        """The half differences, in full."""
-        return self.half_difference if self.lengths is None else self.whole_half_difference
+    def half_compared(self) -> Array | None:
+        """The half differences as they are compared."""
+        return self.half if self.sketch is None else self.half_sketch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reply:
-    """An update that passed all checks, as the server keeps it: a row among others."""
+    """One client's reply: a row among others, and the numbers beside it."""
 
-    rows: Rows
+    rows: ReplyRows
     row: int
     weight: float
     metrics: Mapping[str, float | None]
-    has_halves: bool = False  # whether its row of half differences is one
-
-    @property
-    def compared(self) -> Vector:
-        """What is compared, for keeping: on the host, in memory of its own."""
-        return np.array(to_numpy(self.rows.compared[self.row]), dtype=np.float32)
+    has_half: bool = False  # whether its row of half differences is one
 
 
 Column = Literal[
-    "vector",
-    "compared",
+    "update",
     "buffers",
-    "half_difference",
-    "lengths",
     "signal",
-    "whole",
-    "whole_half",
-    "whole_half_difference",
+    "sketch",
+    "half",
+    "half_sketch",
+    "lengths",
+    "compared",
+    "compared_in_full",
+    "half_compared",
 ]
 
 
 def stacked(replies: Sequence[Reply], column: Column) -> Array:
-    """Put replies on top of each other: shape (num_replies, length).
+    """Put a column of replies on top of each other: shape (num_replies, length).
 
-    They stay where they are. Replies of several rounds may be in several places; they go to
-    where the last one is.
+    They stay on their device. Replies of several rounds may be on several; all of them then go to
+    that of the last one.
     """
     rows = replies[-1].rows
     if all(reply.rows is rows for reply in replies):
-        return take_rows(getattr(rows, column), [reply.row for reply in replies])
-    target = getattr(rows, column)
-    if all(isinstance(getattr(reply.rows, column), np.ndarray) for reply in replies):
+        return take_rows(_column(replies[-1], column), [reply.row for reply in replies])
+    target = _column(replies[-1], column)
+    if all(isinstance(_column(reply, column), np.ndarray) for reply in replies):
         return _stacked_on_host(replies, column, target)
     xp = array_namespace(target)
-    parts = [getattr(reply.rows, column)[reply.row][None, :] for reply in replies]
+    parts = [_column(reply, column)[reply.row][None, :] for reply in replies]
     together: Array = xp.concat(
         [
             xp.asarray(
@@ -133,6 +120,12 @@ def stacked(replies: Sequence[Reply], column: Column) -> Array:
     return together
 
 
+def _column(reply: Reply, column: Column) -> Array:
+    array: Array | None = getattr(reply.rows, column)
+    assert array is not None, f"these replies have no {column}"
+    return array
+
+
 def _stacked_on_host(replies: Sequence[Reply], column: Column, like: NDArray[Any]) -> NDArray[Any]:
     """Take the rows of each source at once: there may be thousands of replies of few sources."""
     places: dict[int, list[int]] = {}
@@ -140,73 +133,8 @@ def _stacked_on_host(replies: Sequence[Reply], column: Column, like: NDArray[Any
         places.setdefault(id(reply.rows), []).append(place)
     together = np.empty((len(replies), *like.shape[1:]), like.dtype)
     for own in places.values():
-        source = getattr(replies[own[0]].rows, column)
+        source = _column(replies[own[0]], column)
         if source.shape[1:] != like.shape[1:]:
             raise ValueError(f"rows of shapes {source.shape[1:]} and {like.shape[1:]} do not stack")
         together[own] = source[[replies[place].row for place in own]]
     return together
-
-
-def replies_to_state(replies: Mapping[str, Reply]) -> JSON:
-    """Describe replies, by client id, but for their numbers."""
-    return {
-        i: {"weight": r.weight, "metrics": r.metrics, "has_halves": r.has_halves}
-        for i, r in sorted(replies.items())
-    }
-
-
-def replies_to_tensors(replies: Mapping[str, Reply]) -> Tensors:
-    """Give the numbers of replies, at least one, with a row each in the order of client ids."""
-    replied = [reply for _, reply in sorted(replies.items())]
-    columns: tuple[Column, ...] = ("vector", "compared", "buffers")
-    if all(reply.rows.compared is reply.rows.vector for reply in replied):
-        columns = ("vector", "buffers")
-    tensors: dict[str, NDArray[Any]] = {name: to_numpy(stacked(replied, name)) for name in columns}
-    if any(reply.has_halves for reply in replied):
-        rows = [row for row, reply in enumerate(replied) if reply.has_halves]
-        tensors["half_difference"] = np.zeros_like(tensors.get("compared", tensors["vector"]))
-        tensors["half_difference"][rows] = to_numpy(
-            stacked([replied[row] for row in rows], "half_difference")
-        )
-        if all(replied[row].rows.whole_half_difference is not None for row in rows):
-            halves = to_numpy(stacked([replied[row] for row in rows], "whole_half_difference"))
-            tensors["whole_half_difference"] = np.zeros((len(replied), halves.shape[1]), np.float32)
-            tensors["whole_half_difference"][rows] = halves
-    if replied[0].rows.lengths is not None:  # a server compares sketches, or it does not
-        tensors["lengths"] = to_numpy(stacked(replied, "lengths"))
-        if all(reply.rows.signal is not None for reply in replied):
-            tensors["signal"] = to_numpy(stacked(replied, "signal"))
-    return tensors
-
-
-def replies_from_state(state: JSON, tensors: Tensors) -> dict[str, Reply]:
-    """Rebuild replies from what :func:`replies_to_state` and :func:`replies_to_tensors` gave.
-
-    Raises
-    ------
-    ValueError, KeyError, TypeError, AttributeError
-        If that cannot be.
-    """
-    if {len(tensor) for tensor in tensors.values()} != {len(state)}:
-        raise ValueError(f"the tensors of {len(state)} replies have other numbers of rows")
-    vector = tensors["vector"]
-    are_updates = not {"compared", "lengths"} & set(tensors)
-    rows = Rows(
-        vector=vector,
-        compared=vector if are_updates else tensors["compared"],
-        buffers=tensors["buffers"],
-        half_difference=tensors.get("half_difference"),
-        signal=tensors.get("signal"),
-        whole_half_difference=tensors.get("whole_half_difference"),
-        lengths=tensors.get("lengths"),
-    )
-    return {
-        client_id: Reply(
-            rows=rows,
-            row=row,
-            weight=entry["weight"],
-            metrics=entry["metrics"],
-            has_halves=entry["has_halves"] and rows.half_difference is not None,
-        )
-        for row, (client_id, entry) in enumerate(sorted(state.items()))
-    }

@@ -1,4 +1,4 @@
-"""Replies for one node on top of each other, and sketches in their place."""
+"""The replies for one node on top of each other, and sketches of what they are compared by."""
 
 from __future__ import annotations
 
@@ -13,130 +13,185 @@ from fedbranch.core.exact_sum.block_norms import Extent, extents
 from fedbranch.core.geometry import norms, take_rows, to_numpy
 from fedbranch.core.products import is_on_host
 from fedbranch.core.projection import Projection
-from fedbranch.server.replies.reply import Reply, Rows, stacked
+from fedbranch.server.replies.reply import Reply, ReplyRows, stacked
 from fedbranch.types import Array
 
-__all__ = ["Stack", "lengths_of_rows"]
+__all__ = [
+    "Stack",
+    "block_lengths",
+    "kept_with_sketches",
+    "only_sketches",
+    "stack_for_sums",
+    "stack_to_keep",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stack:
-    """Replies for one node, one row each, in the order in which they lie in memory.
-
-    What is compared is the very array of the updates if it is these.
+    """Replies for one node, one row each, in their order in memory.
 
     Attributes
     ----------
     client_ids, replies
-        Whose they are, and what passed the checks.
-    vectors, buffers, compared
-        One row for each.
+        One for each row.
+    updates, buffers, signals
+        One row for each; ``signals`` is None if updates are compared.
     lengths
         Shape (n, 3): of the update, of what is compared, of the buffers.
-    extent
-        Of the updates; None if they are kept.
+    norms
+        Of the updates; None where nothing is added up.
     """
 
     client_ids: Sequence[str]
     replies: Sequence[Reply]
-    vectors: Array
+    updates: Array
     buffers: Array
-    compared: Array
+    signals: Array | None
     lengths: NDArray[np.float64]
-    extent: Extent | None
-
-    @classmethod
-    def of(cls, client_ids: Sequence[str], replies: Mapping[str, Reply], keeps: bool) -> Stack:
-        """Put the replies of some clients together, on the host if they are not kept."""
-        in_order = sorted(client_ids, key=lambda client_id: replies[client_id].row)
-        ordered = [replies[client_id] for client_id in in_order]
-        sources = {id(reply.rows): reply.rows for reply in ordered}
-        vectors, buffers = stacked(ordered, "vector"), stacked(ordered, "buffers")
-        compared = vectors
-        if not all(rows.compares_update for rows in sources.values()):
-            compared = stacked(ordered, "compared")
-        extent = None
-        if not keeps:
-            vectors, buffers = to_numpy(vectors), to_numpy(buffers)
-            compared = vectors if compared is vectors else to_numpy(compared)
-            extent = _known_extent(ordered) or extents(vectors)
-        of_update = lengths_of_rows(vectors, keeps) if extent is None else extent.lengths
-        of_compared = of_update if compared is vectors else lengths_of_rows(compared, keeps)
-        return cls(
-            client_ids=in_order,
-            replies=ordered,
-            vectors=vectors,
-            buffers=buffers,
-            compared=compared,
-            lengths=np.stack([of_update, of_compared, lengths_of_rows(buffers, keeps)], axis=1),
-            extent=extent,
-        )
+    norms: Extent | None = None
 
     @property
-    def compares_update(self) -> bool:
-        """Whether it is the updates that are compared, not a signal."""
-        return self.compared is self.vectors
+    def compared(self) -> Array:
+        """The signals, or else the updates."""
+        return self.updates if self.signals is None else self.signals
 
-    def with_sketches(self, sketches: Array, projection: Projection, keeps: bool) -> list[Reply]:
-        """Put sketches in the place of what is compared, and leave the rest out if it is not kept."""
-        replies = self.replies
-        halves = [row for row, reply in enumerate(replies) if reply.has_halves]
-        whole_halves = half_sketches = None
-        if halves:
-            of_halves = stacked([replies[row] for row in halves], "half_difference")
-            half_sketches = _spread(projection.of(of_halves), halves, sketches)
-            if keeps:
-                whole_halves = _spread(of_halves, halves, sketches)
-        nothing = np.zeros((len(replies), 0), np.float32)
-        rows = Rows(
-            vector=self.vectors if keeps else nothing,
-            compared=sketches,
-            buffers=self.buffers if keeps else nothing,
-            half_difference=half_sketches,
-            signal=self.compared if keeps and not self.compares_update else None,
-            whole_half_difference=whole_halves,
-            lengths=self.lengths,
-        )
-        return [
-            Reply(
+    @property
+    def halved_rows(self) -> list[int]:
+        """The rows of replies that have half differences."""
+        return [row for row, reply in enumerate(self.replies) if reply.has_half]
+
+    def with_columns(self, rows: ReplyRows) -> dict[str, Reply]:
+        """Return the replies with other columns: client id -> reply."""
+        return {
+            client_id: Reply(
                 rows=rows,
                 row=row,
                 weight=reply.weight,
                 metrics=reply.metrics,
-                has_halves=reply.has_halves,
+                has_half=reply.has_half,
             )
-            for row, reply in enumerate(replies)
-        ]
+            for row, (client_id, reply) in enumerate(
+                zip(self.client_ids, self.replies, strict=True)
+            )
+        }
+
+    def half_sketches(self, projection: Projection, sketches: Array) -> Array | None:
+        """Return sketches of the half differences, a row for each reply; None if there are none."""
+        halved = self.halved_rows
+        if not halved:
+            return None
+        return _spread(projection.of(self._halves(halved)), halved, sketches)
+
+    def halves(self, sketches: Array) -> Array | None:
+        """Return the half differences in full, a row for each reply; None if there are none."""
+        halved = self.halved_rows
+        return _spread(self._halves(halved), halved, sketches) if halved else None
+
+    def _halves(self, rows: Sequence[int]) -> Array:
+        return stacked([self.replies[row] for row in rows], "half")
 
 
-def lengths_of_rows(array: Array, keeps: bool) -> NDArray[np.float64]:
-    """Measure the length of every row, where it is if it is kept."""
+def stack_to_keep(client_ids: Sequence[str], replies: Mapping[str, Reply]) -> Stack:
+    """Put the replies of some clients on top of each other, on their device."""
+    in_order = _in_memory_order(client_ids, replies)
+    ordered = [replies[client_id] for client_id in in_order]
+    updates, buffers = stacked(ordered, "update"), stacked(ordered, "buffers")
+    signals = stacked(ordered, "signal") if ordered[0].rows.signal is not None else None
+    of_updates = _lengths(updates)
+    of_compared = of_updates if signals is None else _lengths(signals)
+    return Stack(
+        client_ids=in_order,
+        replies=ordered,
+        updates=updates,
+        buffers=buffers,
+        signals=signals,
+        lengths=np.stack([of_updates, of_compared, _lengths(buffers)], axis=1),
+    )
+
+
+def stack_for_sums(client_ids: Sequence[str], replies: Mapping[str, Reply]) -> Stack:
+    """Put the replies of some clients on top of each other, on the host."""
+    in_order = _in_memory_order(client_ids, replies)
+    ordered = [replies[client_id] for client_id in in_order]
+    updates = to_numpy(stacked(ordered, "update"))
+    buffers = to_numpy(stacked(ordered, "buffers"))
+    signals = None
+    if ordered[0].rows.signal is not None:
+        signals = to_numpy(stacked(ordered, "signal"))
+    measured = _measured_before(ordered) or extents(updates)
+    of_compared = measured.lengths if signals is None else block_lengths(signals)
+    return Stack(
+        client_ids=in_order,
+        replies=ordered,
+        updates=updates,
+        buffers=buffers,
+        signals=signals,
+        lengths=np.stack([measured.lengths, of_compared, block_lengths(buffers)], axis=1),
+        norms=measured,
+    )
+
+
+def kept_with_sketches(stack: Stack, projection: Projection) -> dict[str, Reply]:
+    """Return the replies with sketches beside what is compared: client id -> reply."""
+    sketches = projection.of(stack.compared)
+    rows = ReplyRows(
+        update=stack.updates,
+        buffers=stack.buffers,
+        signal=stack.signals,
+        sketch=sketches,
+        half=stack.halves(sketches),
+        half_sketch=stack.half_sketches(projection, sketches),
+        lengths=stack.lengths,
+    )
+    return stack.with_columns(rows)
+
+
+def only_sketches(stack: Stack, projection: Projection) -> dict[str, Reply]:
+    """Return the replies with sketches and lengths, and nothing else: client id -> reply."""
+    sketches = projection.of(stack.compared)
+    rows = ReplyRows(
+        sketch=sketches,
+        half_sketch=stack.half_sketches(projection, sketches),
+        lengths=stack.lengths,
+    )
+    return stack.with_columns(rows)
+
+
+def block_lengths(array: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Measure the length of every row on the host, block by block."""
+    return extents(array).lengths if array.shape[1] else np.zeros(len(array))
+
+
+def _lengths(array: Array) -> NDArray[np.float64]:
+    """Measure the length of every row, on its device."""
     if not array.shape[1]:
         return np.zeros(array.shape[0])
-    if not keeps:
-        return extents(to_numpy(array)).lengths
-    if is_on_host(array):  # row after row in memory, no bit depends on who else is there
+    if is_on_host(array):  # row after row in memory, so that no bit depends on the other rows
         array = np.ascontiguousarray(to_numpy(array))
     return to_numpy(norms(array))
 
 
-def _known_extent(replies: Sequence[Reply]) -> Extent | None:
-    """Give what was measured of updates when they were checked, if all of them were."""
+def _in_memory_order(client_ids: Sequence[str], replies: Mapping[str, Reply]) -> list[str]:
+    return sorted(client_ids, key=lambda client_id: replies[client_id].row)
+
+
+def _measured_before(replies: Sequence[Reply]) -> Extent | None:
+    """Return what was measured of updates when they were checked, if all of them were."""
     if all(reply.rows is replies[0].rows for reply in replies):
-        extent = replies[0].rows.extent
-        if extent is None or len(replies) == len(extent.lengths):
-            return extent
+        norms_ = replies[0].rows.norms
+        if norms_ is None or len(replies) == len(norms_.lengths):
+            return norms_
     lengths, strongest = [], []
     for reply in replies:
-        if reply.rows.extent is None:
+        if reply.rows.norms is None:
             return None
-        lengths.append(reply.rows.extent.lengths[reply.row])
-        strongest.append(reply.rows.extent.strongest[reply.row])
+        lengths.append(reply.rows.norms.lengths[reply.row])
+        strongest.append(reply.rows.norms.strongest[reply.row])
     return Extent(np.array(lengths), np.array(strongest))
 
 
 def _spread(some: Array, at_rows: Sequence[int], like: Array) -> Array:
-    """Put rows where they belong among all; the others are zero."""
+    """Put rows into their places among all rows; the others are zero."""
     if len(at_rows) == like.shape[0]:
         return some
     place = {row: number for number, row in enumerate(at_rows)}

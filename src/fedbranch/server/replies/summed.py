@@ -1,15 +1,20 @@
-"""What a cluster has of updates that were added up and not kept.
+"""Updates that were added up and not kept: exact sums, and a sketch of each update.
 
-The sums are exact, so it does not matter in which order, in how many parts and by how many
-threads they were made.
+The sums are exact, so neither the order of the replies, nor the number of threads that added
+them, nor how many batches they came in changes a bit.
+
+How much a client counts is known only when all replies are in, because no client gets more than
+the guard's share of the total weight. But no more than ⌈1 / max_share⌉ clients can be over it, and
+they are the heaviest. So the heaviest few updates are held back whole; all others count for what
+they claim and are added at once.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,242 +22,238 @@ from numpy.typing import NDArray
 from fedbranch.core.exact_sum.total import ExactSum
 from fedbranch.core.projection import Projection
 from fedbranch.server.guard import Guard
+from fedbranch.server.options import ServerOptions
+from fedbranch.server.replies.held import HeldReplies
+from fedbranch.server.replies.reply import stacked
+from fedbranch.server.replies.store import Steps
 from fedbranch.storage.checkpoint import Tensors
-from fedbranch.types import JSON, Vector
+from fedbranch.types import JSON, Array, Vector
 
-__all__ = ["Means", "Part", "Sums", "Whole"]
-
-NAMES = ("vector", "buffers", "signal")
-WEIGHT_BITS = 53  # of a float's digits
+__all__ = ["Heaviest", "Held", "Shape", "Summed", "Sums", "WholeUpdate"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Whole:
-    """An update that is not added up yet, because it may count for less than it claims."""
+class Shape(NamedTuple):
+    """How long the vectors are that are added up, and what makes sketches of them.
 
-    vector: Vector
-    buffers: Vector
-    signal: Vector | None = None
-
-    def vectors(self) -> dict[str, Vector]:
-        """Give what is there, by name."""
-        named = {"vector": self.vector, "buffers": self.buffers}
-        return named if self.signal is None else named | {"signal": self.signal}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Means:
-    """The weighted means of all updates of a cluster; of its signals, if it compares these."""
-
-    vector: Vector
-    buffers: Vector
-    compared: Vector
-
-
-class Part:
-    """Sums that one thread makes.
-
-    Parameters
+    Attributes
     ----------
     num_params, num_buffers, num_signal
-        How long the vectors are; no signal is added up if ``num_signal`` is None.
+        Lengths; ``num_signal`` is None if updates are compared.
     projection
         Of what is compared.
     """
 
-    def __init__(
-        self,
-        num_params: int,
-        num_buffers: int,
-        num_signal: int | None,
-        projection: Projection,
-    ) -> None:
-        self.projection = projection
-        of_vector = projection if num_signal is None else None
-        self.sums = {
-            "vector": ExactSum(num_params, of_vector),
-            "buffers": ExactSum(num_buffers),
+    num_params: int
+    num_buffers: int
+    num_signal: int | None
+    projection: Projection
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeUpdate:
+    """An update that is not added up yet, because it may count for less than it claims."""
+
+    update: Vector
+    buffers: Vector
+    signal: Vector | None = None
+
+    def vectors(self) -> dict[str, Vector]:
+        """Return the vectors by the names of their sums."""
+        named = {"vector": self.update, "buffers": self.buffers}
+        return named if self.signal is None else named | {"signal": self.signal}
+
+
+class Sums:
+    """Exact sums of updates, buffers and signals; for one thread at a time."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        of_update = shape.projection if shape.num_signal is None else None
+        self.by_name = {
+            "vector": ExactSum(shape.num_params, of_update),
+            "buffers": ExactSum(shape.num_buffers),
         }
-        if num_signal is not None:
-            self.sums["signal"] = ExactSum(num_signal, projection)
+        if shape.num_signal is not None:
+            self.by_name["signal"] = ExactSum(shape.num_signal, shape.projection)
 
     @property
     def compared(self) -> ExactSum:
-        """The sum of what is compared, which makes its sketches on the way."""
-        return self.sums.get("signal", self.sums["vector"])
+        """The sum of what is compared, which makes sketches as it adds."""
+        return self.by_name.get("signal", self.by_name["vector"])
 
-    def like(self) -> Part:
-        """Give an empty one for the same vectors."""
-        num_signal = self.sums["signal"].dim if "signal" in self.sums else None
-        return Part(self.sums["vector"].dim, self.sums["buffers"].dim, num_signal, self.projection)
-
-    def add_whole(self, whole: Whole, weight: float) -> None:
-        """Add an update that was held back."""
+    def add(self, whole: WholeUpdate, weight: float) -> None:
+        """Add one update."""
         for name, vector in whole.vectors().items():
             if vector.size:
-                self.sums[name].add(vector[None, :], [weight])
+                self.by_name[name].add(vector[None, :], [weight])
 
-    def merge(self, other: Part) -> None:
-        """Add what another part holds."""
-        for name, theirs in other.sums.items():
-            self.sums[name].merge(theirs)
+    def merge(self, other: Sums) -> None:
+        """Add what other sums hold."""
+        for name, theirs in other.by_name.items():
+            self.by_name[name].merge(theirs)
+
+    @classmethod
+    def of_all(cls, shape: Shape, parts: Iterable[Sums]) -> Sums:
+        """Add up sums; they stay as they are."""
+        together = cls(shape)
+        for part in parts:
+            together.merge(part)
+        return together
 
 
-@dataclass
-class Sums:
-    """All that was added up of one cluster, since its parameters stand still.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """An update that is held back, with the weight that its client claims."""
+
+    client_id: str
+    weight: float
+    whole: WholeUpdate
+
+    def __lt__(self, other: Held) -> bool:
+        # Of equal weights the one with the smaller id is held, whichever came first.
+        return (self.weight, other.client_id) < (other.weight, self.client_id)
+
+
+class Heaviest:
+    """The heaviest updates of a leaf, held back whole.
+
+    Parameters
+    ----------
+    most
+        How many are held back at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._heap: list[Held] = []  # the lightest is first
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._heap)
+
+    def takes(self, client_id: str, weight: float) -> bool:
+        """Return whether an update of this weight would be held back now."""
+        if len(self._heap) < self.most:
+            return True
+        if not self.most:
+            return False
+        lightest = self._heap[0]
+        return (lightest.weight, client_id) < (weight, lightest.client_id)
+
+    def hold(self, held: Held) -> Held | None:
+        """Hold an update back, and return the one that need not be held any longer."""
+        if len(self._heap) < self.most:
+            heapq.heappush(self._heap, held)
+            return None
+        return heapq.heappushpop(self._heap, held)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Summed:
+    """See :class:`fedbranch.server.replies.store.LeafStore`.
 
     Attributes
     ----------
-    part
-        The sums.
+    sums
+        Of all updates but the heaviest.
     weights
-        Client id -> what it claims to count for: of all whose update came in, also of those who
-        have left since.
-    held_back
-        Client id -> update that is not in the sums yet.
+        Client id -> what it claims to count for: of every update that came in, also of clients
+        that have left or were set aside since.
+    heaviest
+        The updates that are not in the sums.
     """
 
-    part: Part
-    weights: dict[str, float] = field(default_factory=dict)
-    held_back: dict[str, Whole] = field(default_factory=dict)
-    # Exponent of two -> how many weights have it, and their exact sum, in units of their last bit.
-    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
+    replies: HeldReplies
+    sums: Sums
+    weights: Mapping[str, float]
+    heaviest: Collection[Held]
+    can_measure: bool = field(default=False, init=False)
 
-    @classmethod
-    def merged(cls, all_sums: Iterable[Sums], parts: Iterable[Part]) -> Sums:
-        """Put sums of different clients, and parts of them, into one; they stay as they are."""
-        there = list(all_sums)
-        together = cls(there[0].part.like())
-        for sums in there:
-            together.part.merge(sums.part)
-            together.held_back |= sums.held_back
-            for client_id, weight in sums.weights.items():
-                together.claim(client_id, weight)
-        for part in parts:
-            together.part.merge(part)
-        return together
+    def without(self, client_ids: Collection[str]) -> Summed:
+        """Drop the replies of some clients; what was added up of them stays in the sums."""
+        return replace(self, replies=self.replies.without(client_ids))
 
-    def are_settled(self, weights: Iterable[float], guard: Guard | None) -> bool:
-        """Whether updates of these weights surely count for that, whoever else comes."""
-        if guard is None or guard.max_share is None:
-            return True
-        largest: dict[int, float] = {}  # of each size: if it is settled, so are the others
-        for weight in weights:
-            size = math.frexp(weight)[1]
-            largest[size] = max(weight, largest.get(size, 0.0))
-        # None is capped if the sum of all, each counted with no more than it, is large enough;
-        # and that only grows. Of weights of its own size or more half of it is counted, so that
-        # nobody has to look at all of them.
-        for size, weight in largest.items():
-            half = math.ldexp(0.5, size)
-            least = math.fsum(  # whatever came first
-                math.ldexp(total, other - WEIGHT_BITS) if other < size else number * half
-                for other, (number, total) in self._sizes.items()
-            )
-            if guard.max_share * least < 1.000001 * weight:  # with room for rounding
-                return False
-        return True
+    def at_the_end_of(self, this_round: int) -> Summed:
+        """Hold the replies beyond this round."""
+        return replace(self, replies=self.replies.at_the_end_of(this_round))
 
-    def is_settled(self, weight: float, guard: Guard | None) -> bool:
-        """Whether one is."""
-        return self.are_settled([weight], guard)
-
-    def claim(self, client_id: str, weight: float) -> None:
-        """Note that a client's update has come in."""
-        self.weights[client_id] = weight
-        self._count(weight)
-
-    def _count(self, weight: float) -> None:
-        mantissa, size = math.frexp(weight)
-        number, total = self._sizes.get(size, (0, 0))
-        self._sizes[size] = number + 1, total + int(math.ldexp(mantissa, WEIGHT_BITS))
-
-    def settle(self, weights: Mapping[str, float], guard: Guard | None) -> set[str]:
-        """Claim updates that come in together, as far as each then surely counts for its weight.
-
-        Parameters
-        ----------
-        weights
-            Client id -> weight, of updates that will surely be added.
-
-        Returns
-        -------
-        set
-            The clients whose updates were claimed.
-        """
-        rest, sizes = dict(weights), dict(self._sizes)
-        while True:
-            for weight in rest.values():
-                self._count(weight)
-            settled = {i: weight for i, weight in rest.items() if self.is_settled(weight, guard)}
-            if len(settled) == len(rest):
-                self.weights |= rest
-                return set(rest)
-            # Who is not settled does not count, and without it others may not be settled either.
-            rest, self._sizes = settled, dict(sizes)
-
-    def settled(self, guard: Guard | None) -> list[tuple[Whole, float]]:
-        """Take out the updates that need not be held back any longer, with their weights."""
-        ids = [i for i in self.held_back if self.is_settled(self.weights[i], guard)]
-        return [(self.held_back.pop(i), self.weights[i]) for i in ids]
-
-    def means(self, guard: Guard | None) -> Means:
-        """Average everything; nobody gets more than the guard's share of the weight."""
-        ids = sorted(self.weights)
-        counts = np.array([self.weights[client_id] for client_id in ids])
-        counted = counts if guard is None else guard.weights(counts)
-        weight_of = dict(zip(ids, counted.tolist(), strict=True))
-        part = self.part
-        if self.held_back:
-            part = part.like()
-            part.merge(self.part)
-            for client_id, whole in sorted(self.held_back.items()):
-                part.add_whole(whole, weight_of[client_id])
-        assert all(weight_of[i] == self.weights[i] for i in ids if i not in self.held_back), (
-            "an update was added up with a weight that is too large"
-        )
-        total = float(np.sum(counted))
-        means = {
-            name: (exact.total() / total).astype(np.float32) for name, exact in part.sums.items()
-        }
-        return Means(
-            vector=means["vector"],
-            buffers=means["buffers"],
-            compared=means.get("signal", means["vector"]),
-        )
+    def averages(self, options: ServerOptions) -> SummedAverages:
+        """Average all updates that came in."""
+        return SummedAverages(self, options.guard)
 
     # Files
 
-    def to_state(self) -> tuple[JSON, Tensors]:
-        """Describe the sums as JSON and tensors, for a checkpoint."""
+    def to_state(self, name: str) -> tuple[JSON, dict[str, Tensors]]:
+        """Describe the store for a checkpoint."""
+        held, files = self.replies.to_state(name)
         tensors: dict[str, NDArray[Any]] = {}
-        for name, exact in self.part.sums.items():
-            tensors |= exact.to_tensors(f"sum-{name}-")
-        held_back = sorted(self.held_back)
-        for number, client_id in enumerate(held_back):
-            for name, vector in self.held_back[client_id].vectors().items():
-                tensors[f"back-{number}-{name}"] = vector
-        state: JSON = {
-            "dims": {name: exact.dim for name, exact in self.part.sums.items()},
+        for of, exact in self.sums.by_name.items():
+            tensors |= exact.to_tensors(f"sum-{of}-")
+        heaviest = sorted(self.heaviest, key=lambda one: one.client_id)
+        for number, one in enumerate(heaviest):
+            for of, vector in one.whole.vectors().items():
+                tensors[f"back-{number}-{of}"] = vector
+        sums: JSON = {
+            "dims": {of: exact.dim for of, exact in self.sums.by_name.items()},
             "weights": {i: repr(weight) for i, weight in sorted(self.weights.items())},
-            "held_back": held_back,
+            "held_back": [one.client_id for one in heaviest],
         }
-        return state, tensors
+        return {"held": held, "sums": sums}, {**files, name: tensors}
 
     @classmethod
-    def from_state(cls, state: JSON, tensors: Tensors, projection: Projection) -> Sums:
-        """Rebuild sums from what :meth:`to_state` gave."""
-        dims: Mapping[str, int] = state["dims"]
-        part = Part(dims["vector"], dims["buffers"], dims.get("signal"), projection)
-        for name, exact in part.sums.items():
-            part.sums[name] = ExactSum.from_tensors(
-                tensors, dims[name], exact.projection, f"sum-{name}-"
+    def from_state(
+        cls,
+        state: JSON,
+        files: Mapping[str, Tensors],
+        name: str,
+        replies: HeldReplies,
+        projection: Projection,
+    ) -> Summed:
+        """Rebuild a store from what :meth:`to_state` returned."""
+        tensors, dims = files.get(name, {}), state["sums"]["dims"]
+        shape = Shape(dims["vector"], dims["buffers"], dims.get("signal"), projection)
+        sums = Sums(shape)
+        for of, exact in sums.by_name.items():
+            sums.by_name[of] = ExactSum.from_tensors(
+                tensors, dims[of], exact.projection, f"sum-{of}-"
             )
-        sums = cls(part)
-        for client_id, weight in state["weights"].items():
-            sums.claim(client_id, float(weight))
-        for number, client_id in enumerate(state["held_back"]):
-            named = {name: tensors[f"back-{number}-{name}"] for name in NAMES if name in part.sums}
-            sums.held_back[client_id] = Whole(**named)
-        return sums
+        weights = {i: float(weight) for i, weight in state["sums"]["weights"].items()}
+        heaviest = []
+        for number, client_id in enumerate(state["sums"]["held_back"]):
+            back = {of: tensors[f"back-{number}-{of}"] for of in sums.by_name}
+            whole = WholeUpdate(
+                update=back["vector"], buffers=back["buffers"], signal=back.get("signal")
+            )
+            heaviest.append(Held(client_id=client_id, weight=weights[client_id], whole=whole))
+        return cls(replies=replies, sums=sums, weights=weights, heaviest=heaviest)
+
+
+class SummedAverages:
+    """See :class:`fedbranch.server.replies.store.Averages`."""
+
+    def __init__(self, summed: Summed, guard: Guard | None) -> None:
+        self.whole: Array | None = None
+        _, ordered = summed.replies.in_order()
+        self.lengths: NDArray[np.float64] = np.array(stacked(ordered, "lengths")[:, 1])
+        client_ids = sorted(summed.weights)
+        claimed = np.array([summed.weights[client_id] for client_id in client_ids])
+        counted = claimed if guard is None else guard.weights(claimed)
+        weight_of = dict(zip(client_ids, counted.tolist(), strict=True))
+        held = {one.client_id for one in summed.heaviest}
+        assert all(weight_of[i] == summed.weights[i] for i in client_ids if i not in held), (
+            "an update was added up with a weight that is too large"
+        )
+        sums = summed.sums
+        if held:
+            sums = Sums.of_all(sums.shape, [sums])
+            for one in summed.heaviest:
+                sums.add(one.whole, weight_of[one.client_id])
+        total = float(np.sum(counted))
+        means: dict[str, Vector] = {
+            name: (exact.total() / total).astype(np.float32) for name, exact in sums.by_name.items()
+        }
+        self.compared: Vector = means.get("signal", means["vector"])
+        self._steps = Steps(means["vector"], means["buffers"])
+
+    def steps(self) -> Steps:
+        """Return the averages of the updates and of the buffers."""
+        return self._steps

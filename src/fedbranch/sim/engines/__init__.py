@@ -1,1 +1,1 @@
-"""What trains the clients of a simulation."""
+"""Engines: what trains and measures the clients of a simulation."""

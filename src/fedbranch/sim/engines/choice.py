@@ -1,61 +1,34 @@
-"""Which engine trains the clients: a fixed rule, so that the same run takes the same one."""
+"""The choice of an engine, by a fixed rule, so that the same run takes the same engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
-from fedbranch.data import ClientData, PartName
-from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
+from fedbranch.data import ClientData
+from fedbranch.sim.engines.engine import Engine
 from fedbranch.sim.engines.reference import Reference
-from fedbranch.sim.engines.stacked.engine import Vectorised
-from fedbranch.sim.engines.stacked.model import CannotStack
+from fedbranch.sim.engines.stacked.engine import StackedEngine
+from fedbranch.sim.engines.stacked.requirements import CannotStack
 from fedbranch.sim.engines.workers import CannotFork, Workers
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState, trainable
-from fedbranch.tree.tree import Node
 
-__all__ = ["Engine", "EngineChoice", "EngineName", "start_engine"]
+__all__ = ["EngineChoice", "EngineName", "preferred", "start_engine"]
 
 EngineName: TypeAlias = Literal["auto", "workers", "vectorised", "reference"]
 
-
-class Engine(Protocol):
-    """Anything that can do the clients' work."""
-
-    name: str
-
-    def updates(
-        self, tasks: Mapping[str, Task], seeds: Mapping[str, int]
-    ) -> UpdateBatch | Mapping[str, Update]:
-        """Let every client with a task train, with its seed; on halves where it says so."""
-        ...
-
-    def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
-        """Measure clients' losses under models that the server wants to try.
-
-        Those who lack the examples of any of their trials are left out.
-        """
-        ...
-
-    def measure(self, at: Mapping[str, Node], part: PartName) -> dict[str, dict[str, float]]:
-        """Measure clients on their data, each under the model of a node.
-
-        Those without such data are left out.
-        """
-        ...
-
-    def close(self) -> None:
-        """End everything that runs beside this process."""
-        ...
+# On the CPU: batch size times parameters. Above it a client's own products are large enough to
+# keep a core busy, and stacking gains nothing.
+LARGEST_STACKED_WORK = 5e6
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine of a run, and why it is this one."""
+    """The engine of a run, and the reason for this engine."""
 
     name: str
     reason: str
@@ -71,19 +44,24 @@ def start_engine(
     seed: int = 0,
     num_workers: int | None = None,
 ) -> tuple[Engine, EngineChoice]:
-    """Make the engine that was asked for, or the best one for this model and device.
+    """Make the engine that was asked for, or the fastest one for this model and device.
+
+    An engine that cannot work here is replaced: ``"vectorised"`` by ``"workers"``, these by
+    ``"reference"``, which can always work. The reason then says why.
 
     Parameters
     ----------
     asked
-        ``"auto"``: by the rule of :func:`preferred`. What cannot do the work is replaced by
-        what can, and the reason says why.
-    model, initial, clients, training
-        The work.
-    seed
-        That of the run, from which the clients' halves follow.
+        The engine's name; ``"auto"`` for the choice of :func:`preferred`.
+    model, initial, clients, training, seed
+        As for every :class:`fedbranch.sim.engines.engine.Engine`.
     num_workers
-        For the workers; by default one for each core.
+        Number of processes for ``"workers"``; by default one for each core.
+
+    Raises
+    ------
+    ValueError
+        If there is no such engine, or ``num_workers`` is below 1.
     """
     if asked not in get_args(EngineName):
         raise ValueError(f"engine is {asked!r}; it must be one of {get_args(EngineName)}")
@@ -93,8 +71,8 @@ def start_engine(
     name, reason = (asked, "as asked") if asked != "auto" else preferred(model, training, device)
     if name == "vectorised":
         try:
-            stack = Vectorised(model, initial, clients, training, seed=seed)
-            return stack, EngineChoice(name, reason)
+            stacked = StackedEngine(model, initial, clients, training, seed=seed)
+            return stacked, EngineChoice(name, reason)
         except CannotStack as error:
             reason = f"the clients cannot be trained as one stack: {error}"
             name = "workers"
@@ -102,8 +80,8 @@ def start_engine(
         try:
             if device != "cpu":
                 raise CannotFork(f"workers compute on the CPU, this run on {device}")
-            engine = Workers(model, initial, clients, training, num_workers, seed=seed)
-            return engine, EngineChoice(name, reason)
+            workers = Workers(model, initial, clients, training, num_workers, seed=seed)
+            return workers, EngineChoice(name, reason)
         except CannotFork as error:
             reason = f"{reason}; {error}" if reason != "as asked" else str(error)
     reference = Reference(model, initial, clients, training, seed=seed)
@@ -111,9 +89,12 @@ def start_engine(
 
 
 def preferred(model: nn.Module, training: LocalTraining, device: str) -> tuple[str, str]:
-    """Choose between one stack of models and workers, by measurements on both.
+    """Choose between one stack of models and workers; docs/performance.md has measurements.
 
-    See docs/performance.md.
+    Returns
+    -------
+    tuple
+        The engine's name and the reason for it.
     """
     if device != "cpu":
         return "vectorised", "on a GPU one stack of all clients is fastest"
@@ -123,9 +104,6 @@ def preferred(model: nn.Module, training: LocalTraining, device: str) -> tuple[s
     if work > LARGEST_STACKED_WORK:
         return "workers", f"a step of {work:.1e} products is large enough by itself"
     return "vectorised", f"a step of {work:.1e} products is small: overhead would dominate"
-
-
-LARGEST_STACKED_WORK = 5e6
 
 
 def _has_recurrence(model: nn.Module) -> bool:

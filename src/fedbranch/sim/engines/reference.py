@@ -1,10 +1,9 @@
-"""The readable engine: one client after the other, as in :mod:`fedbranch.training.client`."""
+"""The reference engine: one client after the other, by :mod:`fedbranch.training.client`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 from torch import nn
 
@@ -17,13 +16,11 @@ from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState
 from fedbranch.tree.tree import Node
 
-__all__ = ["Place", "Reference", "memory_of", "naming"]
-
-Place: TypeAlias = Task | Trial | Node  # where a model can be
+__all__ = ["Reference", "naming_client"]
 
 
 class Reference:
-    """Clients take turns in one model; see :class:`fedbranch.sim.engines.choice.Engine`."""
+    """Trains clients in turn, in one model; see :class:`fedbranch.sim.engines.engine.Engine`."""
 
     name = "reference"
 
@@ -43,11 +40,11 @@ class Reference:
         self._seed = seed
 
     def updates(self, tasks: Mapping[str, Task], seeds: Mapping[str, int]) -> dict[str, Update]:
-        """Let every client with a task train."""
+        """Train every client that has a task."""
         updates = {}
         for client_id, task in tasks.items():
             data = self._clients[client_id].train
-            with naming(client_id, data, "trained"):
+            with naming_client(client_id, data, "trained"):
                 updates[client_id] = local_update(
                     self._model,
                     self._initial,
@@ -64,7 +61,7 @@ class Reference:
         found = {}
         for client_id, own in trials.items():
             client = self._clients[client_id]
-            with naming(client_id, client.held_out or client.train, "evaluated"):
+            with naming_client(client_id, client.held_out or client.train, "evaluated"):
                 losses = trial_losses(
                     self._model,
                     self._initial,
@@ -79,35 +76,40 @@ class Reference:
         return found
 
     def measure(self, at: Mapping[str, Node], part: PartName) -> dict[str, dict[str, float]]:
-        """Measure clients on their data, each under the model of a node."""
+        """Measure clients on a part of their data, each under the model of a node."""
         measured = {}
         loaded: Node | None = None
-        for client_id, node in sorted(at.items(), key=lambda place: place[1].id):
+        for client_id, node in sorted(at.items(), key=lambda pair: pair[1].id):
             data = getattr(self._clients[client_id], part)
             if data is None:
                 continue
             if node is not loaded:
                 self._initial.moved_by(node.params, node.buffers).load_into(self._model)
                 loaded = node
-            with naming(client_id, data, "evaluated"):
+            with naming_client(client_id, data, "evaluated"):
                 measured[client_id] = evaluate(self._model, data, self._training)
         return measured
 
     def close(self) -> None:
-        """Nothing is left behind."""
-
-
-def memory_of(place: Place) -> tuple[int, int]:
-    """Say where a place's numbers are, for as long as they are: the same memory, the same model."""
-    params, buffers = (
-        int(vector.__array_interface__["data"][0]) for vector in (place.params, place.buffers)
-    )
-    return params, buffers
+        """Return at once: there are no processes to end."""
 
 
 @contextmanager
-def naming(client_id: str, data: Examples, what: str) -> Iterator[None]:
-    """Say whose model or data raised, and what they were."""
+def naming_client(client_id: str, data: Examples, what: str) -> Iterator[None]:
+    """Turn any error into one that names the client, and the kind and shape of its examples.
+
+    Parameters
+    ----------
+    client_id, data
+        The client, and the examples in use.
+    what
+        What was tried, as a participle: ``"trained"`` or ``"evaluated"``.
+
+    Raises
+    ------
+    ClientFailed
+        For any exception inside the context.
+    """
     try:
         yield
     except Exception as error:

@@ -1,1 +1,1 @@
-"""All clients of a round as one stack of models, which step together."""
+"""The engine that trains all clients of a round as one stack of models."""

@@ -1,4 +1,4 @@
-"""Which rows every client sees when: shelves of examples, and the schedule of mini-batches."""
+"""Which examples every model sees when: stacked examples, and the schedule of mini-batches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbranch.data import Examples
-from fedbranch.training.client import tensors
+from fedbranch.training.example_tensors import example_tensors
 from fedbranch.training.hashed_random import permutations
 from fedbranch.training.local_training import LocalTraining
 
-__all__ = ["Batch", "Schedule", "Shelf", "groups", "select_into", "selected"]
+__all__ = ["Batch", "Schedule", "StackedExamples", "take", "take_into"]
 
 
-class Shelf:
-    """The rows of several clients behind each other, on the device."""
+class StackedExamples:
+    """The examples of many models, those of one model after those of another, on the device.
+
+    Attributes
+    ----------
+    x, y
+        Inputs and targets. Which of their rows belong to which model, ``rows`` says.
+    sizes
+        Shape (num_models,): the number of examples of each model.
+    offsets
+        Shape (num_models,): the number of examples of all models before it.
+    """
 
     def __init__(
         self, x: Tensor, y: Tensor, sizes: Sequence[int], chosen: Tensor | None = None
@@ -29,59 +39,79 @@ class Shelf:
         self.sizes = np.array(sizes)
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self.offsets = torch.from_numpy(self._starts).to(x.device)
-        self._chosen = chosen  # which rows of x and y stand behind each other; all if None
+        self._chosen = chosen  # the rows of x and y that are used, in order; None for all
         self._schedule: Schedule | None = None
 
     @classmethod
-    def of(cls, examples: Sequence[Examples], model: nn.Module) -> Shelf:
-        """Lay out the examples of clients."""
-        pairs = [tensors(part, model) for part in examples]
+    def of(cls, examples: Sequence[Examples], model: nn.Module) -> StackedExamples:
+        """Stack the examples of clients, as tensors for a model."""
+        pairs = [example_tensors(part, model) for part in examples]
         x, y = (torch.cat([pair[i] for pair in pairs]) for i in range(2))
         return cls(x, y, [len(pair[0]) for pair in pairs])
 
-    def parts(self, rows: Sequence[tuple[int, NDArray[np.intp]]]) -> Shelf:
-        """See some rows of some clients as the rows of others, in the same memory.
+    def select(self, chosen: Sequence[tuple[int, NDArray[np.intp]]]) -> StackedExamples:
+        """Return the stacked examples of other models, in the same memory.
 
         Parameters
         ----------
-        rows
-            The position of a client on this shelf, and which of its rows.
+        chosen
+            For each new model: the number of a model here, and which of its examples to use.
         """
         assert self._chosen is None
-        places = np.concatenate([self._starts[position] + own for position, own in rows])
-        chosen = torch.from_numpy(places).to(self.x.device)
-        return Shelf(self.x, self.y, [len(own) for _, own in rows], chosen)
+        rows = np.concatenate([self._starts[number] + own for number, own in chosen])
+        there = torch.from_numpy(rows).to(self.x.device)
+        return StackedExamples(self.x, self.y, [len(own) for _, own in chosen], there)
 
-    def places(self, rows: Tensor) -> Tensor:
-        """Say where in ``x`` and ``y`` rows are, counted from the first client's first."""
-        return rows if self._chosen is None else self._chosen[rows]
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return the rows of ``x`` and ``y``, for numbers that count all models' examples."""
+        return indices if self._chosen is None else self._chosen[indices]
 
     @property
     def num_bytes(self) -> int:
-        """The memory that they take."""
+        """The memory of inputs and targets."""
         return self.x.nbytes + self.y.nbytes
 
     def schedule(self, training: LocalTraining) -> Schedule:
-        """Plan the training on these rows; kept, because it is the same every round."""
+        """Plan the training on these examples. It is kept, as it is the same every round."""
         if self._schedule is None:
             self._schedule = Schedule(self.sizes, training)
         return self._schedule
 
-    def blocks(self, width: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-        """Walk over every client's rows: which rows, (num_clients, width), and how many count."""
+    def batches(self, width: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+        """Walk over every model's examples, up to ``width`` of each model at a time.
+
+        Yields
+        ------
+        tuple
+            Rows of ``x`` and ``y``, shape (num_models, at most width), and how many of them
+            count for each model. A model's first example stands for those that do not count.
+        """
         for start in range(0, int(self.sizes.max()), width):
             counts = np.clip(self.sizes - start, 0, width)
             places = start + torch.arange(int(counts.max()), device=self.x.device)
             ends = torch.from_numpy(self.sizes).to(self.x.device)
             own = torch.where(places < ends[:, None], places, 0)
-            yield self.places(self.offsets[:, None] + own), counts
+            yield self.rows(self.offsets[:, None] + own), counts
 
 
 class Schedule:
-    """Which rows every client trains on in each step."""
+    """Which examples every model trains on in each step.
+
+    Attributes
+    ----------
+    num_steps
+        The largest number of steps of any model.
+    counts
+        Shape (num_steps, num_models): the number of examples in each mini-batch; 0 for a model
+        that is done.
+    width
+        The largest count.
+    is_even
+        Whether all counts are equal.
+    """
 
     def __init__(self, sizes: NDArray[np.int64], training: LocalTraining) -> None:
-        self.num_clients = len(sizes)
+        self.num_models = len(sizes)
         self._sizes = sizes
         self._per_pass = np.array([training.batches_per_pass(int(size)) for size in sizes])
         self._steps = np.array([training.num_steps(int(size)) for size in sizes])
@@ -91,22 +121,33 @@ class Schedule:
         self._start = batch * training.batch_size
         is_last = batch == self._per_pass - 1
         counts = np.where(is_last, sizes - self._start, training.batch_size)
-        # Shape (num_steps, num_clients): how many rows; 0 when a client is done.
         self.counts = np.where(step < self._steps, counts, 0)
         self.width = int(self.counts.max())
         self.is_even = bool((self.counts == self.width).all())
 
     @property
     def ends_together(self) -> bool:
-        """Whether all clients have the same last step."""
+        """Return whether all models have the same last step."""
         return bool((self._steps == self.num_steps).all())
 
     def finishing(self, step: int) -> NDArray[np.intp]:
-        """Give the positions of the clients whose last step this is."""
+        """Return the numbers of the models that end with this step."""
         return np.flatnonzero(self._steps == step + 1)
 
-    def rows(self, seeds: Tensor, offsets: Tensor) -> Tensor:
-        """Give the rows of all steps: shape (num_steps, num_clients, width)."""
+    def indices(self, seeds: Tensor, offsets: Tensor) -> Tensor:
+        """Return which examples every step uses, shuffled by the models' seeds.
+
+        Parameters
+        ----------
+        seeds, offsets
+            Shape (num_models,): each model's seed, and the number of its first example.
+
+        Returns
+        -------
+        Tensor
+            Shape (num_steps, num_models, width): numbers that count all models' examples. A
+            model's first example stands for those that do not count.
+        """
         device = seeds.device
         sizes = torch.from_numpy(self._sizes).to(device)
         largest = int(self._sizes.max())
@@ -117,44 +158,32 @@ class Schedule:
         counts = torch.from_numpy(self.counts).to(device)
         column = torch.arange(self.width, device=device)
         place = (start[:, :, None] + column).clamp(max=largest - 1)
-        client = torch.arange(self.num_clients, device=device)[None, :, None]
-        rows = orders[client, number[:, :, None], place]
-        return offsets[None, :, None] + torch.where(column < counts[:, :, None], rows, 0)
+        model = torch.arange(self.num_models, device=device)[None, :, None]
+        own = orders[model, number[:, :, None], place]
+        return offsets[None, :, None] + torch.where(column < counts[:, :, None], own, 0)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch of every client."""
+    """One mini-batch of every model."""
 
-    rows: Tensor  # (num_clients, width)
-    counts: Tensor  # (num_clients,): how many of them count
-    known_counts: NDArray[np.int64]  # the same, without asking the device
+    rows: Tensor  # (num_models, width), of the stacked examples
+    counts: Tensor  # (num_models,): the number of first examples that count
+    host_counts: NDArray[np.int64]  # the same numbers in the host's memory
 
     @property
     def has_padding(self) -> bool:
-        """Whether some rows do not count."""
-        return bool((self.known_counts != self.rows.shape[1]).any())
+        """Return whether some examples do not count."""
+        return bool((self.host_counts != self.rows.shape[1]).any())
 
 
-def groups(
-    counts: NDArray[np.int64], *, pads: bool, width: int
-) -> Iterator[tuple[NDArray[np.intp] | None, NDArray[np.int64]]]:
-    """Say which lanes go together, None for all of them, and how many rows each of them has."""
-    if pads or bool((counts == width).all()):
-        yield None, counts
-        return
-    for count in np.unique(counts[counts > 0]):
-        lanes = np.flatnonzero(counts == count)
-        yield lanes, counts[lanes]
+def take(values: Tensor, rows: Tensor) -> Tensor:
+    """Copy rows of inputs or targets: shape (num_models, num_examples, ...)."""
+    taken = values.index_select(0, rows.reshape(-1))
+    return taken.reshape(*rows.shape, *values.shape[1:])
 
 
-def selected(shelf: Tensor, rows: Tensor) -> Tensor:
-    """Take rows: shape (num_lanes, num_rows, ...)."""
-    taken = shelf.index_select(0, rows.reshape(-1))
-    return taken.reshape(*rows.shape, *shelf.shape[1:])
-
-
-def select_into(target: Tensor, shelf: Tensor, rows: Tensor) -> None:
-    """Take rows to where a recorded graph looks for them."""
-    flat = target.view(-1, *shelf.shape[1:])
-    torch.index_select(shelf, 0, rows.reshape(-1), out=flat)
+def take_into(target: Tensor, values: Tensor, rows: Tensor) -> None:
+    """Copy rows of inputs or targets into memory that a recorded graph reads."""
+    flat = target.view(-1, *values.shape[1:])
+    torch.index_select(values, 0, rows.reshape(-1), out=flat)

@@ -1,4 +1,4 @@
-"""A model arranged so that it computes the same in less time."""
+"""Layouts of a model that compute the same in less time: order of layers, order in memory."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from fedbranch.training.hashed_random import SeededDropout
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import trainable
 
-__all__ = ["arranged_for_cpu", "pooled_first"]
+__all__ = ["cpu_layout", "pool_before_relu"]
 
 
-def pooled_first(model: nn.Module) -> nn.Module:
-    """Let max-pooling go before a relu that it follows, in place.
+def pool_before_relu(model: nn.Module) -> nn.Module:
+    """Move max-pooling before a relu that it follows, in place; return the same model.
 
-    The two commute, also in their gradients: a block's largest number is kept if it is
-    positive. After the pooling there is less to do.
+    The two commute, also in their gradients: either way, a window's largest number is kept if
+    it is positive. After pooling, relu has fewer numbers to compute.
     """
     for module in model.modules():
         if type(module) is not nn.Sequential:
             continue
-        for place in range(len(module) - 1):
-            first, second = module[place], module[place + 1]
+        for i in range(len(module) - 1):
+            first, second = module[i], module[i + 1]
             is_pooling = type(second) is nn.MaxPool2d and not second.return_indices
             if type(first) is nn.ReLU and is_pooling:
-                module[place], module[place + 1] = second, first
+                module[i], module[i + 1] = second, first
     return model
 
 
-def arranged_for_cpu(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) -> nn.Module:
-    """Give a copy of a model whose numbers lie as one core's kernels like them.
+def cpu_layout(model: nn.Module, training: LocalTraining, x: Tensor, y: Tensor) -> nn.Module:
+    """Copy a model, with channels last if it has convolutions and computes the same.
 
-    Convolutions and pooling together are a quarter faster with the channels last.
+    On one core, convolutions and pooling together are a quarter faster with channels last.
 
     Parameters
     ----------
     model
-        Any module. One that refuses another order of its numbers, for example because it
-        looks at them with ``view``, is copied as it is.
+        Any module. Some models refuse another order of their numbers, for example because
+        they use ``view``. They are copied in their own order.
     training
         Its loss.
     x, y
@@ -49,7 +49,7 @@ def arranged_for_cpu(model: nn.Module, training: LocalTraining, x: Tensor, y: Te
     plain = copy.deepcopy(model)
     if not any(param.ndim == 4 for param in model.parameters()):
         return plain
-    candidate = pooled_first(copy.deepcopy(model))
+    candidate = pool_before_relu(copy.deepcopy(model))
     candidate = candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's annotation lacks it
     try:
         is_same = all(
@@ -61,7 +61,7 @@ def arranged_for_cpu(model: nn.Module, training: LocalTraining, x: Tensor, y: Te
             )
         )
     except Exception:
-        return plain  # whatever is wrong will be said when the first client trains
+        return plain  # if the model itself is wrong, the first client's training reports it
     return candidate if is_same else plain
 
 

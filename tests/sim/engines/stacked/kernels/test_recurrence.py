@@ -1,4 +1,6 @@
-"""The recurrent GPU kernels on the CPU, by Triton's interpreter; conftest.py asks for it."""
+"""The recurrent GPU kernels, on the CPU by Triton's interpreter; conftest.py switches it on."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -6,25 +8,25 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 pytest.importorskip("triton")
-from fedbranch.sim.engines.stacked import operations as stacked_operations
 from fedbranch.sim.engines.stacked.kernels.recurrence import stacked_lstm
+from fedbranch.sim.engines.stacked.operations import StackedOperations
 
-NUM_CLIENTS, NUM_ROWS, LENGTH, NUM_UNITS = 2, 3, 4, 5
+NUM_MODELS, NUM_ROWS, LENGTH, NUM_UNITS = 2, 3, 4, 5
 
 
 def layer_inputs(num_rows=NUM_ROWS, num_units=NUM_UNITS):
     torch.manual_seed(0)
     shapes = [
-        (NUM_CLIENTS, LENGTH, num_rows, 4 * num_units),
-        (NUM_CLIENTS, 4 * num_units, num_units),
-        (NUM_CLIENTS, num_rows, num_units),
-        (NUM_CLIENTS, num_rows, num_units),
+        (NUM_MODELS, LENGTH, num_rows, 4 * num_units),
+        (NUM_MODELS, 4 * num_units, num_units),
+        (NUM_MODELS, num_rows, num_units),
+        (NUM_MODELS, num_rows, num_units),
     ]
     return [torch.randn(shape, requires_grad=True) for shape in shapes]
 
 
 def torchs_layer(from_input, weight, hidden, memory, is_backward):
-    """One client's layer by torch, whose input weights are the identity."""
+    """Run one model's layer by torch, with the identity as its input weights."""
     inputs = from_input.flip(0) if is_backward else from_input
     eye = torch.eye(from_input.shape[-1])
     outputs, _, memory = torch.lstm(
@@ -39,9 +41,7 @@ def test_a_layer_and_its_gradients_are_torchs(sizes, is_backward):
     inputs = layer_inputs(*sizes)
 
     ours = stacked_lstm(*inputs, is_backward)
-    each = [
-        torchs_layer(*(tensor[i] for tensor in inputs), is_backward) for i in range(NUM_CLIENTS)
-    ]
+    each = [torchs_layer(*(tensor[i] for tensor in inputs), is_backward) for i in range(NUM_MODELS)]
     theirs = [torch.stack(parts) for parts in zip(*each, strict=True)]
 
     for found, expected in zip(ours, theirs, strict=True):
@@ -56,7 +56,7 @@ def test_a_layer_and_its_gradients_are_torchs(sizes, is_backward):
 
 
 class States(nn.Module):
-    """Everything that a recurrent module gives."""
+    """All outputs of a recurrent module, in one vector for each model."""
 
     def __init__(self, **settings):
         super().__init__()
@@ -79,10 +79,8 @@ class States(nn.Module):
     ],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch, on its own slower way
-def test_a_stacked_lstm_takes_the_kernels_and_agrees_with_itself_without_them(
-    settings, monkeypatch
-):
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch warns that its own way is slow
+def test_a_stacked_lstm_takes_the_kernels_and_agrees_with_itself_without_them(settings):
     torch.manual_seed(0)
     model = States(**settings)
     params = {
@@ -92,14 +90,13 @@ def test_a_stacked_lstm_takes_the_kernels_and_agrees_with_itself_without_them(
     x = torch.randn(2, 3, 6, 4)
     model.recurrent.flatten_parameters = lambda: None
 
-    def of_one(params, x):
-        with stacked_operations.StackedOperations():
+    def of_one(uses_kernels, params, x):
+        with StackedOperations(has_kernels=lambda _: uses_kernels):
             return functional_call(model, params, (x,))
 
     results = []
-    for has_kernels in (False, True):
-        monkeypatch.setattr(stacked_operations, "_has_kernels", lambda _, yes=has_kernels: yes)
-        outputs = vmap(of_one)(params, x)
+    for uses_kernels in (False, True):
+        outputs = vmap(partial(of_one, uses_kernels))(params, x)
         gradients = torch.autograd.grad(outputs.square().sum(), list(params.values()))
         results.append([outputs, *gradients])
     alone = functional_call(model, {name: p[1] for name, p in params.items()}, (x[1],))

@@ -1,1 +1,1 @@
-"""Triton kernels for stacks of models on a GPU."""
+"""Triton kernels for stacks of models on an NVIDIA GPU."""

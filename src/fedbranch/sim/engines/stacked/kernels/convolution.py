@@ -1,10 +1,10 @@
 """Convolution and pooling of many models at once, for NVIDIA GPUs, in Triton.
 
-vmap turns a convolution with a kernel for each client into a grouped convolution, for which
-cuDNN has no fast kernels, and moves the data around pooling. Here a convolution is one
-batched matrix product over image patches, whose result lies as the next layer wants it: for
-each client channels, then examples, rows and columns. Every number is written by one thread,
-so results repeat to the bit.
+vmap turns a convolution with own weights for each model into a grouped convolution. cuDNN has
+no fast kernels for it, and vmap moves the data around pooling. Here a convolution is one
+batched matrix product over image patches. Its result has the memory order that the next layer
+needs: for each model channels, then images, rows and columns. Every number is written by one
+thread, so results repeat to the bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNPOOL_BLOCK = 1024
 
 
 class Window(NamedTuple):
-    """How a kernel moves over an image; each as (rows, columns)."""
+    """How a convolution's window moves over an image; each field is (rows, columns)."""
 
     size: tuple[int, int]
     stride: tuple[int, int]
@@ -33,7 +33,7 @@ class Window(NamedTuple):
     dilation: tuple[int, int]
 
     def num_places(self, height: int, width: int) -> tuple[int, int]:
-        """Count the places of the kernel in an image."""
+        """Count the places of the window in an image: (down, right)."""
         down, right = (
             (extent + 2 * self.padding[i] - self.dilation[i] * (self.size[i] - 1) - 1)
             // self.stride[i]
@@ -44,30 +44,30 @@ class Window(NamedTuple):
 
 
 def stacked_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-    """Convolve every client's images with its own kernels.
+    """Convolve every model's images with its own weights.
 
     Parameters
     ----------
     x
-        Shape (num_clients, num_images, channels, height, width), in any memory order.
+        Shape (num_models, num_images, channels, height, width), in any memory order.
     weight, bias
-        Shape (num_clients, out_channels, channels, rows, columns), (num_clients, out_channels).
+        Shape (num_models, out_channels, channels, rows, columns), (num_models, out_channels).
     window
-        How the kernels move.
+        How the window moves.
     """
     result: Tensor = _Convolution.apply(x, weight, bias, window)  # type: ignore[no-untyped-call]  # torch's annotation is missing
     return result
 
 
 def stacked_max_pool2d(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Take the largest of every block of pixels, for blocks that do not overlap.
+    """Take the largest of every window of pixels, for windows that do not overlap.
 
     Parameters
     ----------
     x
-        Shape (num_clients, num_images, channels, height, width), in any memory order.
+        Shape (num_models, num_images, channels, height, width), in any memory order.
     size
-        Rows and columns of a block. What is left over at the edges is ignored.
+        Rows and columns of a window. Pixels at the edges that fill no window are ignored.
     """
     result: Tensor = _MaxPool.apply(x, size)  # type: ignore[no-untyped-call]  # torch's annotation is missing
     return result
@@ -76,36 +76,36 @@ def stacked_max_pool2d(x: Tensor, size: tuple[int, int]) -> Tensor:
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-        num_clients, num_images, channels, height, width = x.shape
+        num_models, num_images, channels, height, width = x.shape
         out_channels = weight.shape[1]
         down, right = window.num_places(height, width)
         num_weights = channels * window.size[0] * window.size[1]
-        # A row of ones for the bias; whole multiples of 16 bytes, which tensor cores need.
+        # One more row, of ones, for the bias. Tensor cores need multiples of 16 bytes.
         depth = triton.cdiv(num_weights + 1, 16 // x.element_size()) * (16 // x.element_size())
         num_places = num_images * down * right
-        patches = x.new_empty(num_clients, depth, num_places)
-        grid = (triton.cdiv(num_places, BLOCK), depth, num_clients)
+        patches = x.new_empty(num_models, depth, num_places)
+        grid = (triton.cdiv(num_places, BLOCK), depth, num_models)
         _gather_patches[grid](
             x, patches, *x.stride(), num_places, depth, channels, height, width, down, right,
             *window.size, *window.stride, *window.padding, *window.dilation, BLOCK,
         )  # fmt: skip
-        matrix = weight.new_zeros(num_clients, out_channels, depth)
-        matrix[:, :, :num_weights] = weight.reshape(num_clients, out_channels, -1)
+        matrix = weight.new_zeros(num_models, out_channels, depth)
+        matrix[:, :, :num_weights] = weight.reshape(num_models, out_channels, -1)
         if bias is not None:
             matrix[:, :, num_weights] = bias
         product = torch.bmm(matrix, patches)
         ctx.save_for_backward(patches, matrix)
         ctx.window, ctx.has_bias = window, bias is not None
         ctx.x_like, ctx.weight_shape = (x.shape, x.stride()), weight.shape
-        shape = (num_clients, out_channels, num_images, down, right)
+        shape = (num_models, out_channels, num_images, down, right)
         return product.view(shape).transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         patches, matrix = ctx.saved_tensors
         (gradient,) = gradients
-        num_clients, num_images, out_channels, down, right = gradient.shape
-        flat = gradient.transpose(1, 2).reshape(num_clients, out_channels, -1)
+        num_models, num_images, out_channels, down, right = gradient.shape
+        flat = gradient.transpose(1, 2).reshape(num_models, out_channels, -1)
         shape, strides = ctx.x_like
         num_weights = ctx.weight_shape[2:].numel()
         x_gradient = weight_gradient = bias_gradient = None
@@ -120,7 +120,7 @@ class _Convolution(torch.autograd.Function):
             )
             _, _, channels, height, width = shape
             num_pixels = num_images * height * width
-            grid = (triton.cdiv(num_pixels, BLOCK), channels, num_clients)
+            grid = (triton.cdiv(num_pixels, BLOCK), channels, num_models)
             _scatter_patches[grid](
                 by_patch, x_gradient, *strides, num_pixels, num_images * down * right,
                 matrix.shape[2], height, width, down, right,
@@ -164,20 +164,20 @@ class _MaxPool(torch.autograd.Function):
 
 
 def _sum_over_places(gradient: Tensor, patches: Tensor) -> Tensor:
-    """Multiply (num_clients, out_channels, places) with patches transposed.
+    """Multiply (num_models, out_channels, places) with patches transposed.
 
-    The result is small and the sum long, for which cuBLAS has no good kernel: here it is cut
-    into parts that are added up at the end, always in the same order.
+    The result is small and the sum long, and cuBLAS has no good kernel for that. So the sum is
+    cut into parts, which are added at the end, always in the same order.
     """
-    num_clients, out_channels, num_places = gradient.shape
+    num_models, out_channels, num_places = gradient.shape
     depth = patches.shape[1]
     tile_out = min(64, max(16, triton.next_power_of_2(out_channels)))
     tile_depth = min(64, max(16, triton.next_power_of_2(depth)))
     num_tiles = triton.cdiv(out_channels, tile_out) * triton.cdiv(depth, tile_depth)
-    num_parts = max(1, min(32, 2048 // (num_clients * num_tiles), num_places // 1024))
+    num_parts = max(1, min(32, 2048 // (num_models * num_tiles), num_places // 1024))
     places_per_part = triton.cdiv(triton.cdiv(num_places, num_parts), 64) * 64
-    parts = gradient.new_empty(num_parts, num_clients, out_channels, depth, dtype=torch.float32)
-    _weight_gradient[(num_parts, num_tiles, num_clients)](
+    parts = gradient.new_empty(num_parts, num_models, out_channels, depth, dtype=torch.float32)
+    _weight_gradient[(num_parts, num_tiles, num_models)](
         gradient, patches, parts, num_places, depth, out_channels, places_per_part,
         tile_out, tile_depth, 64, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
     )  # fmt: skip
@@ -185,8 +185,8 @@ def _sum_over_places(gradient: Tensor, patches: Tensor) -> Tensor:
 
 
 def _planes(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """See images as planes behind each other in memory, and say in which order they lie."""
-    order = (0, 2, 1, 3, 4)  # as a convolution leaves them
+    """Return images as contiguous planes, and the order of dimensions that makes them so."""
+    order = (0, 2, 1, 3, 4)  # the order of a convolution's result
     if x.permute(order).is_contiguous():
         return x.permute(order), order
     return x.contiguous(), (0, 1, 2, 3, 4)

@@ -1,0 +1,1 @@
+"""Studies: what is measured and committed, but not installed."""
