@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedbranch.errors import DamagedFile, UsingPreviousState
 from fedbranch.runs import Round, RunFolder
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["Reading", "SavedTree", "read"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 from fedbranch.types import JSON
 
 __all__ = ["OlderRecords"]

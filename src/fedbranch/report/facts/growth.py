@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fedbranch.runs import Round
 from fedbranch.server.records import RoundRecord
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["Branch", "Growth", "grow"]
 

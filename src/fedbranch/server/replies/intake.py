@@ -22,7 +22,7 @@ from fedbranch.server.replies.receivers import SummingReceiver, receiver_for
 from fedbranch.server.replies.reply import Reply
 from fedbranch.server.replies.situation import Situation
 from fedbranch.server.replies.store import LeafStore
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["Intake"]
 

@@ -12,7 +12,7 @@ from fedbranch.protocol.plain_text import shortened
 from fedbranch.server.leaf import Leaf
 from fedbranch.server.options import ServerOptions
 from fedbranch.server.replies.checks import Expected
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["Situation"]
 
