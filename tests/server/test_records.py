@@ -86,3 +86,22 @@ def test_a_client_in_a_cluster_that_vanishes_twice_over_ends_where_that_one_went
 
     assert set(record.vanished.values()) == {inner[0], 0}
     assert places == places_of(server)
+
+
+def test_a_client_that_joins_and_leaves_between_two_rounds_is_in_no_record():
+    server = Server(1)
+    server.join(["a", "b"])
+    server.remove(["b"])
+    first = server.step({})
+    server.remove(["a"])
+    server.join(["a"])
+    second = server.step({})
+    server.remove(["a"])
+    server.join(["a"])
+    server.remove(["a"])
+    third = server.step({})
+
+    assert (first.joined, first.left) == (("a",), ())
+    assert (second.joined, second.left) == (("a",), ("a",))
+    assert (third.joined, third.left) == ((), ("a",))
+    assert server.tree.client_ids == []
