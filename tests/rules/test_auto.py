@@ -291,7 +291,9 @@ def test_without_half_updates_the_gap_and_held_out_losses_decide():
     bowls.can_halve = False
     server, records = bowls.run(8)
     assert bowls.found(server)
-    assert any("0 of 16 sent half updates" in d.reason for r in records for d in r.decisions)
+    assert any(
+        "0 of 16 clients sent half updates" in d.reason for r in records for d in r.decisions
+    )
 
     same = Bowls("a" * 16)
     same.can_halve = False
@@ -317,7 +319,7 @@ def test_without_losses_it_splits_on_what_the_halves_show():
 
     assert bowls.found(server)
     (split,) = [d for r in records for d in r.splits]
-    assert "nobody could measure" in split.reason
+    assert "no client could measure" in split.reason
 
 
 def test_with_neither_only_a_wide_gap_counts():
@@ -702,7 +704,7 @@ def test_a_rule_cannot_ask_for_what_makes_no_sense(decision):
 
 
 def test_of_very_many_clients_some_are_compared_and_the_others_find_their_group(monkeypatch):
-    monkeypatch.setattr("fedbranch.rules.auto.MOST_COMPARED", 12)
+    monkeypatch.setattr("fedbranch.rules.group_search.MOST_COMPARED", 12)
     bowls = Bowls([0, 1, 2] * 12)
 
     server, records = bowls.run(8)
@@ -718,7 +720,7 @@ def test_of_very_many_clients_some_are_compared_and_the_others_find_their_group(
 
 def test_groups_that_alternate_are_seen_when_some_clients_are_compared(monkeypatch):
     # Every second client would be of one group only.
-    monkeypatch.setattr("fedbranch.rules.auto.MOST_COMPARED", 20)
+    monkeypatch.setattr("fedbranch.rules.group_search.MOST_COMPARED", 20)
     bowls = Bowls([*[0, 1] * 19, 0])
 
     server, _ = bowls.run(8)
