@@ -1,4 +1,4 @@
-"""What a record says of the tree and of the clients' places is enough to follow both."""
+"""A record is enough to follow the tree and the position of every client."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 
 from fakes import QuadraticClients
 from fedbranch import RoundRecord, Server, Thresholds, Update
+from server.made_servers import server_for
 
 RULE = Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5, min_cluster_size=3)
 
@@ -86,3 +87,13 @@ def test_a_client_in_a_cluster_that_vanishes_twice_over_ends_where_that_one_went
 
     assert set(record.vanished.values()) == {inner[0], 0}
     assert places == places_of(server)
+
+
+def test_a_record_survives_json():
+    clients = QuadraticClients(num_groups=2, clients_per_group=2)
+    server = server_for(clients)
+    for number in range(30):
+        asked = clients.client_ids if number > 25 else clients.client_ids[:3]
+        record = clients.play_round(server, asked)
+
+        assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
