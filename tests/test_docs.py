@@ -1,6 +1,7 @@
 """What the documents say must be so."""
 
 import re
+import runpy
 import tomllib
 from dataclasses import fields
 from importlib import import_module
@@ -10,6 +11,7 @@ import pytest
 
 from fedbranch import AutoRule, Thresholds, __version__
 from fedbranch.cli.experiment import Data, Experiment, Model, Training, preset_names
+from fedbranch.server.leaf import Event
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -98,3 +100,13 @@ def test_the_site_has_every_page():
     entries = set(re.findall(r"^([\w/-]+)$", index, flags=re.M))
 
     assert entries == {p.stem for p in (ROOT / "docs").glob("*.md")} - {"index"} | {"api/index"}
+
+
+def test_the_diagram_of_phases_is_drawn_from_the_table():
+    script = runpy.run_path(str(ROOT / "docs" / "figures" / "leaf_phases.py"))
+
+    assert script["PATH"].read_text(encoding="utf-8") == script["drawing"](), (
+        "docs/figures/leaf-phases.svg is not what the table says; run make docs, which draws it"
+    )
+    for event in Event:
+        assert event.value in script["drawing"]()

@@ -21,7 +21,7 @@ from fedbranch.server.leaf import EVENT_OF, Leaf, Proposing
 from fedbranch.server.options import ServerOptions
 from fedbranch.server.replies.reply import Reply, stacked
 from fedbranch.server.replies.store import Averages, LeafStore, Steps
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 
 __all__ = ["Outcome", "examine"]
 
@@ -207,7 +207,7 @@ def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
         named = [client_id for group in decision.groups for client_id in group]
         unknown = sorted(set(named) - set(evidence.client_ids))
         if unknown:
-            problem = f"clients {unknown}, who are not in the evidence"
+            problem = f"clients {unknown}, which are not in the evidence"
         elif len(set(named)) != len(named):
             problem = "a client in two groups"
         else:

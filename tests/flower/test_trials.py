@@ -8,7 +8,6 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from fedbranch.flower import ClusteredStrategy
 from fedbranch.flower.federation import Federation
-from fedbranch.flower.replies import loss_in
 from fedbranch.flower.testing import FakeNode
 from flower.federations import (
     Killed,
@@ -119,7 +118,7 @@ def test_clients_without_a_loss_are_judged_by_less(caplog):
     assert caplog.text.count("no clear loss: its metrics are ['accuracy']") == 1
 
 
-def test_without_evaluation_nobody_is_asked_for_losses():
+def test_without_evaluation_no_client_is_asked_for_losses():
     grid = make_grid()
 
     result = start_auto(grid, fraction_evaluate=0.0)
@@ -139,23 +138,6 @@ def test_a_loss_under_another_name_is_found_by_its_key():
 
     assert verdicts(result) == ["train", "hold", "split"]
     assert result.history[2].record.decisions[0].measurements["mean_gain"] > 0
-
-
-@pytest.mark.parametrize(
-    ("metrics", "key", "loss"),
-    [
-        ({"accuracy": 1.0, "loss": 2.0}, None, 2.0),
-        ({"val_loss": 1.0, "loss": 2.0, "train_loss": 3.0}, None, 2.0),
-        ({"train_loss": 3.0, "test_loss": 1.0}, None, 1.0),
-        ({"cross_entropy_Loss": 3.0, "accuracy": 1.0}, None, 3.0),
-        ({"a_loss": 3.0, "b_loss": 1.0}, None, None),
-        ({"a_loss": 3.0, "b_loss": 1.0}, "b_loss", 1.0),
-        ({"loss": 3.0}, "b_loss", None),
-        ({"accuracy": 3.0}, None, None),
-    ],
-)
-def test_which_metric_is_the_loss(metrics, key, loss):
-    assert loss_in(metrics, key) == loss
 
 
 # What can go wrong with a trial
@@ -206,7 +188,7 @@ def test_a_model_may_be_as_bad_as_nan(caplog):
     assert "trials: 6 of 6 nodes sent their losses" in caplog.text
 
 
-def test_nobody_is_waited_for_while_others_are_on_trial(monkeypatch):
+def test_no_client_is_waited_for_while_others_are_on_trial(monkeypatch):
     grid = make_grid()
 
     def lose_one(number, arrays):
@@ -229,7 +211,7 @@ def test_losses_of_a_sampled_fraction_come_in_over_rounds():
     assert sorted(result.clusters.values()) == ODD_AND_EVEN
 
 
-def test_whom_a_subclass_spares_is_not_on_trial_either():
+def test_a_node_that_a_subclass_spares_is_not_on_trial_either():
     class Sparing(ClusteredStrategy):
         def configure_train(self, server_round, arrays, config, grid):
             messages = super().configure_train(server_round, arrays, config, grid)

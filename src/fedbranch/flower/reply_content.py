@@ -1,38 +1,38 @@
-"""What a client's reply says, if it says it properly."""
+"""The content of a client's reply: weight, metrics and arrays, read and checked."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app import MetricRecordValues as Metric
 
 from fedbranch.errors import InvalidUpdate
+from fedbranch.flower.asking import Asked
+from fedbranch.flower.federation import Federation
+from fedbranch.flower.half_updates import HALF_DIFFERENCE
+from fedbranch.flower.metrics import CLUSTER_METRIC, metrics_of
 from fedbranch.protocol.plain_text import one_line, shortened
 from fedbranch.server.replies.checks import MOST_METRICS, SMALLEST_WEIGHT, check_metric_name
+from fedbranch.types import Vector
 
 __all__ = [
-    "CLUSTER_METRIC",
+    "Answer",
+    "OpenedReply",
     "Reported",
     "arrays_in",
-    "loss_in",
-    "merged",
+    "open_reply",
+    "read_reported",
     "reported_in",
-    "weighted_mean_of_metrics",
     "why_unreadable",
 ]
 
 Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
 
 MOST_OTHER_BYTES = 2**20  # of all that is no array: names, metrics, configurations
-CLUSTER_METRIC = re.compile(r"leaf-\d+/")
-# What client apps call the loss on held-out data; the first of these that is there.
-USUAL_LOSSES = ("loss", "eval_loss", "eval-loss", "val_loss", "val-loss", "test_loss", "test-loss")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,68 @@ class Reported:
         return {n: v if math.isfinite(v) else None for n, v in self.scalars.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A reply that could be read: the message that it answers, and its numbers."""
+
+    asked: Asked
+    reported: Reported
+
+    @property
+    def leaf(self) -> int | None:
+        """The leaf at which the client stood; None if it was at an inner node."""
+        return self.asked.model.position if self.asked.model.is_at_leaf else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedReply:
+    """A reply to a message to train; its arrays are not yet compared with the model's.
+
+    Attributes
+    ----------
+    answer
+        The message that it answers, and its numbers.
+    arrays
+        The model that came back.
+    half_difference
+        Shape (num_params,); None if none was asked for or none came.
+    """
+
+    answer: Answer
+    arrays: ArrayRecord
+    half_difference: Vector | None
+
+
+def open_reply(federation: Federation, one: Asked, reply: Message) -> OpenedReply:
+    """Read all of a reply but the update.
+
+    Raises
+    ------
+    InvalidUpdate
+        If the client failed, or the reply lacks something or has too much.
+    """
+    key = federation.keys.arrays
+    reported = read_reported(federation, reply)
+    arrays = arrays_in(reply, key)
+    half_difference = None
+    if one.model.halves is not None:
+        half = reply.content.array_records.get(HALF_DIFFERENCE.format(key))
+        half_difference = None if half is None else federation.layout.params_in(half)
+    return OpenedReply(
+        answer=Answer(asked=one, reported=reported), arrays=arrays, half_difference=half_difference
+    )
+
+
+def read_reported(federation: Federation, reply: Message) -> Reported:
+    """Read the numbers of a reply within the limits of a federation; see :func:`reported_in`."""
+    return reported_in(
+        reply,
+        federation.keys.weight,
+        federation.server.options.max_examples,
+        federation.layout.most_reply_bytes,
+    )
+
+
 def reported_in(
     reply: Message, weighted_by_key: str, max_examples: float, most_array_bytes: int
 ) -> Reported:
@@ -78,12 +140,12 @@ def reported_in(
     max_examples
         The largest weight.
     most_array_bytes
-        How much all arrays of the reply together may take.
+        The most bytes that all arrays of the reply together may take.
 
     Raises
     ------
     InvalidUpdate
-        If the client failed, sends too much, or does not say sensibly how much it weighs.
+        If the client failed, the reply is too large, or its weight or metrics make no sense.
     """
     if reply.has_error():
         reason = one_line(reply.error.reason or "no reason given")
@@ -106,7 +168,7 @@ def reported_in(
             f"{weighted_by_key!r} is {shortened(weight)}; it must be a number from "
             f"{SMALLEST_WEIGHT:g} to {max_examples:g}"
         )
-    metrics = _metrics_of(of_records, weighted_by_key)
+    metrics = metrics_of(of_records, weighted_by_key)
     for name in metrics:
         check_metric_name(name)
         if CLUSTER_METRIC.match(name):
@@ -158,40 +220,6 @@ def _num_bytes(value: object) -> int:
     return max(8, value.bit_length() // 8) if isinstance(value, int) else 8
 
 
-def metrics_in(content: RecordDict, weighted_by_key: str) -> dict[str, Metric]:
-    """Give all metrics of a reply but the weight; of two with one name the last."""
-    return _metrics_of(content.metric_records.values(), weighted_by_key)
-
-
-def _metrics_of(records: Iterable[Mapping[str, Metric]], weighted_by_key: str) -> dict[str, Metric]:
-    return {
-        name: value
-        for record in records
-        for name, value in record.items()
-        if name != weighted_by_key
-    }
-
-
-def loss_in(metrics: Mapping[str, float], loss_key: str | None) -> float | None:
-    """Find the loss among a reply's metrics: under its key, or else the one that is called so.
-
-    Examples
-    --------
-    >>> loss_in({"accuracy": 0.9, "cross-entropy-loss": 0.3}, loss_key=None)
-    0.3
-    >>> loss_in({"loss": 0.3, "train_loss": 0.1}, loss_key=None)
-    0.3
-    >>> loss_in({"loss-a": 0.3, "loss-b": 0.1}, loss_key=None)  # one as good as the other: None
-    """
-    if loss_key is not None:
-        return metrics.get(loss_key)
-    for name in USUAL_LOSSES:
-        if name in metrics:
-            return metrics[name]
-    losses = [value for name, value in metrics.items() if "loss" in name.lower()]
-    return losses[0] if len(losses) == 1 else None
-
-
 def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:
     """Find the model in a reply: under the key that it was sent with, or the only one there."""
     content = reply.content
@@ -208,45 +236,6 @@ def arrays_in(reply: Message, arrayrecord_key: str) -> ArrayRecord:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Say why a reply cannot be used, of which reading raised something."""
+    """Word the reason for a reply that cannot be used, from the error that reading it raised."""
     known = isinstance(error, InvalidUpdate)
     return one_line(str(error) if known else f"the reply cannot be read: {shortened(error)}")
-
-
-def weighted_mean_of_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """Average every metric over the clients that have a finite value of it, by their weight.
-
-    Lists are averaged entry by entry; where their lengths differ, the metric is left out.
-    """
-    columns: dict[str, list[tuple[float, Metric]]] = {}
-    for content in contents:
-        records = content.metric_records.values()
-        weight = next(r[weighted_by_key] for r in records if weighted_by_key in r)
-        assert not isinstance(weight, list)
-        for name, value in metrics_in(content, weighted_by_key).items():
-            numbers = value if isinstance(value, list) else [value]
-            if all(math.isfinite(number) for number in numbers):
-                columns.setdefault(name, []).append((float(weight), value))
-    means = MetricRecord()
-    for name, column in columns.items():
-        shapes = {len(value) if isinstance(value, list) else None for _, value in column}
-        if len(shapes) == 1:
-            total = math.fsum(weight for weight, _ in column)
-            # Shares first: a product of what clients claim could leave the range of floats.
-            shares = [weight / total for weight, _ in column]
-            rows = [value if isinstance(value, list) else [value] for _, value in column]
-            mean = [
-                math.fsum(share * number for share, number in zip(shares, entries, strict=True))
-                for entries in zip(*rows, strict=True)
-            ]
-            means[name] = mean[0] if shapes == {None} else mean
-    return means
-
-
-def merged(overall: MetricRecord, at_leaves: Mapping[int, MetricRecord]) -> MetricRecord:
-    """Put the metrics of every cluster beside those of all clients: ``leaf-3/accuracy``."""
-    together = MetricRecord(dict(overall.items()))
-    for leaf, metrics in at_leaves.items():
-        for name, value in metrics.items():
-            together[f"leaf-{leaf}/{name}"] = value
-    return together
