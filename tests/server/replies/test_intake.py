@@ -260,3 +260,12 @@ def test_one_by_one_and_in_a_batch_replies_are_refused_for_the_same_reasons():
     assert found[0].keys() == {"b", "c", "d", "e", "f"}
     assert "other parameters" in found[0]["d"]
     assert "unknown client" in found[0]["e"]
+
+
+def test_an_intake_of_an_earlier_round_is_refused():
+    server = Server(DIM, rule=NeverSplit())
+    old = server.intake()
+    server.step({})
+
+    with pytest.raises(ValueError, match="the intake is of round 1, and this is round 2"):
+        server.step(old)
