@@ -9,7 +9,7 @@ DIM = 40
 
 
 class Bowls:
-    """Clients whose rows are optima scattered about the centre of their group.
+    """Clients with rows of data that are scattered about the centre of their group.
 
     Training goes half of the way to the mean of the rows; the loss is the mean squared
     distance to them.

@@ -37,7 +37,7 @@ def evidence(
 
 
 def sketched(whole, *, seed=0, size=256, is_kept=True):
-    """Give the evidence of sketches."""
+    """Return the evidence that a server with sketches would show."""
     projection = Projection(dim=whole.updates.shape[1], size=size, seed=seed)
     found = replace(
         whole,

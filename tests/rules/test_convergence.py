@@ -20,7 +20,7 @@ def test_only_conflicts_waits_until_one_model_has_converged():
 
 
 def test_only_conflicts_does_not_split_what_converges_to_one_model():
-    """Groups whose updates differ, but shrink: they have the same optimum in the end."""
+    """The groups' updates differ, but shrink: the groups have the same optimum in the end."""
     rule = AutoRule(only_conflicts=True)
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=DIM) for _ in range(2))

@@ -16,7 +16,7 @@ def drawn(seed, *shape):
 
 
 def similar_updates(seed=0, num_clients=20, noise=1.0):
-    """Updates that have a direction in common."""
+    """Return updates that have a direction in common."""
     return drawn(seed, DIM)[None, :] + noise * drawn(seed + 1, num_clients, DIM)
 
 

@@ -85,19 +85,21 @@ def test_weights_count_in_the_stationarity_test():
     assert RULE.examine(evidence(updates, weights=[9, 1, 1, 1])).reason.startswith("not stationary")
 
 
-EVERYBODY = Thresholds(eps_mean=0.4, eps_max=1.6, gamma_max=0.5, coverage=1.0, max_hold_rounds=3)
+FULL_COVERAGE = Thresholds(
+    eps_mean=0.4, eps_max=1.6, gamma_max=0.5, coverage=1.0, max_hold_rounds=3
+)
 
 
 def test_a_cluster_holds_until_enough_have_answered():
     partial = evidence(OPPOSED, num_members=5)
 
-    assert EVERYBODY.examine(partial).verdict == "hold"
+    assert FULL_COVERAGE.examine(partial).verdict == "hold"
     assert RULE.examine(partial).verdict == "split"  # four of five are the default's 80 %
 
 
 def test_a_cluster_does_not_hold_for_ever_nor_at_once_again():
     def verdict(**when):
-        return EVERYBODY.examine(evidence(OPPOSED, num_members=5, **when)).verdict
+        return FULL_COVERAGE.examine(evidence(OPPOSED, num_members=5, **when)).verdict
 
     assert verdict(rounds_held=2) == "hold"
     assert verdict(rounds_held=3) == "train"
@@ -108,7 +110,7 @@ def test_a_cluster_does_not_hold_for_ever_nor_at_once_again():
 def test_while_it_holds_the_norms_of_a_part_decide_nothing():
     moving = evidence([[2, 0], [2, 0.1]], num_members=5, rounds_held=1)
 
-    assert EVERYBODY.examine(moving).verdict == "hold"
+    assert FULL_COVERAGE.examine(moving).verdict == "hold"
 
 
 @pytest.mark.parametrize(

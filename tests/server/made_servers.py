@@ -15,7 +15,7 @@ def server_for(clients, rule=THRESHOLDS, **settings):
 
 
 def holding_server(num_rounds, folder=None):
-    """A cluster that collects two replies a round; it is saved after each."""
+    """Return a server that holds two more replies after each round, and save it after each."""
     server = Server(2, rule=Thresholds(eps_mean=0.5, eps_max=1, gamma_max=0.5, coverage=1.0))
     server.join(f"c{n}" for n in range(20))
     for number in range(num_rounds):
@@ -31,7 +31,7 @@ def holding_server(num_rounds, folder=None):
 
 
 def play_present(clients, server, present, rounds=1):
-    """Rounds in which the driver says who is there."""
+    """Play rounds in which the driver names the clients that are there; return the last record."""
     for _ in range(rounds):
         server.mark_present(set(present) & set(server.tree.client_ids))
         record = clients.play_round(server, present)
@@ -39,7 +39,7 @@ def play_present(clients, server, present, rounds=1):
 
 
 class SketchedClients(QuadraticClients):
-    """They send what is averaged, and a few numbers of it to be compared."""
+    """Clients that send their update, and a short signal made of it to be compared."""
 
     def __init__(self, *args, size=DIM // 2, **kwargs):
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the server's state stays sound."""
+"""In any order of events the state of the server stays sound."""
 
 import numpy as np
 from hypothesis import settings
@@ -32,7 +32,7 @@ class Federation(RuleBasedStateMachine):
             assert answered >= 0.7 * decision.measurements["num_members"] - 1e-9
         for client_id, node_id in before.items():
             path = [n.id for n in self.server.tree.path(self.server.tree.position(client_id))]
-            assert node_id in path  # one only ever moves down
+            assert node_id in path  # clients only move down
 
     @rule(sender=st.integers(0, 8), entry=st.sampled_from([np.nan, np.inf, 0.0]))
     def lie(self, sender, entry):

@@ -9,7 +9,7 @@ from rules.bowls import Bowls
 
 
 def test_a_users_rule_may_split_into_many():
-    class EverybodyAlone:
+    class EachClientAlone:
         def examine(self, evidence):
             return Decision(
                 node_id=evidence.node_id,
@@ -19,7 +19,7 @@ def test_a_users_rule_may_split_into_many():
                 groups=tuple((i,) for i in evidence.client_ids),
             )
 
-    server = Server(1, rule=EverybodyAlone())
+    server = Server(1, rule=EachClientAlone())
     server.plan(["a", "b", "c"])
     server.step({i: Update(np.float32([1]), 1) for i in "abc"})
 

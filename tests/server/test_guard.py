@@ -19,12 +19,12 @@ def drawn(seed, *shape):
 
 
 def similar_updates(seed=0, num_clients=20, noise=1.0):
-    """Updates that have a direction in common."""
+    """Return updates that have a direction in common."""
     return drawn(seed, DIM)[None, :] + noise * drawn(seed + 1, num_clients, DIM)
 
 
 def stepped(server, updates, num_examples=None):
-    """Let clients answer with these updates, by id; give the record."""
+    """Let clients answer with these updates, by id, and return the record."""
     server.plan(sorted(updates))
     counts = num_examples or {}
     return server.step({i: Update(u, counts.get(i, 10)) for i, u in updates.items()})
@@ -105,7 +105,7 @@ def test_no_client_is_set_aside_among_four():
 
 def test_in_means_an_update_counts_with_a_few_times_the_usual_length():
     updates = similar_updates(num_clients=10)
-    updates[0] *= -10  # against the others, so that it drags nobody along
+    updates[0] *= -10  # against the others, so that it does not drag the mean along
     lengths = np.linalg.norm(updates, axis=1)
     server = Server(DIM)
 
@@ -208,7 +208,7 @@ def test_a_group_that_conflicts_with_all_others_is_no_stranger():
     updates = by_id(similar_updates())
     for row, client_id in enumerate(IDS[:3]):
         updates[client_id] = drawn(50, DIM) + 0.2 * drawn(60 + row, DIM)  # unlike the others
-    updates[IDS[3]] = -common  # unlike everybody, and no noise
+    updates[IDS[3]] = -common  # unlike all others, and no noise
 
     assert not stepped(Server(DIM), updates).refused
 

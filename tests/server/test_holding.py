@@ -35,7 +35,7 @@ def test_a_holding_cluster_stands_still_and_asks_each_client_once():
 
 
 def test_a_cluster_that_stands_still_does_so_until_enough_have_answered():
-    # c, d and e would make the mean long; but at 5 of 6 it is not yet known.
+    # c, d and e make the mean long, but with 5 of 6 replies nothing is decided yet.
     server = Server(1, rule=THRESHOLDS)
     base = server.plan(list("abcdef"))["a"].base
     server.step({"a": Update(np.float32([1]), 1), "b": Update(np.float32([-1]), 1)})

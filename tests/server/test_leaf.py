@@ -204,7 +204,7 @@ def test_only_an_examination_with_halves_counts_as_one():
 
 
 class Scripted:
-    """Decides what it is told to: one event a round."""
+    """A rule that decides the event it is given, one a round."""
 
     review_after = tuple(range(1, 100))
 

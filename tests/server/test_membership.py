@@ -117,7 +117,7 @@ def test_which_clients_are_away_survives_saving(tmp_path):
 
 def test_unknown_clients_cannot_be_present():
     with pytest.raises(ValueError, match="not known"):
-        Server(1, rule=NeverSplit()).mark_present(["nobody"])
+        Server(1, rule=NeverSplit()).mark_present(["stranger"])
 
 
 @pytest.mark.parametrize(

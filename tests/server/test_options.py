@@ -1,4 +1,4 @@
-"""What a server can be told, and what it refuses."""
+"""The options of a server: defaults, errors, keywords, and files."""
 
 import json
 import re

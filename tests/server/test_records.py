@@ -13,7 +13,7 @@ RULE = Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5, min_cluster_size=3)
 
 
 def fold(places, record):
-    """Follow one record: client id -> node."""
+    """Change positions, client id -> node, as one record says."""
     for client_id in record.left:
         places.pop(client_id, None)
     places |= dict.fromkeys(record.joined, 0)

@@ -20,7 +20,7 @@ def test_a_rule_cannot_move_clients_out_of_the_split():
 
 
 class Undecided:
-    """Splits off one client at a time, and wants everything back."""
+    """A rule that splits off one client at a time, and merges every split at its review."""
 
     review_after = (3, 4)
 

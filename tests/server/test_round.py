@@ -22,7 +22,7 @@ LATE = ["late-1", "late-2"]
 
 
 class Script:
-    """Splits in round 1, holds in round 3, splits again in round 4, and merges in round 5."""
+    """A rule that splits in round 1, holds in round 3, splits again in round 4, and merges in round 5."""
 
     review_after = (4,)
 
@@ -229,7 +229,7 @@ def test_an_aggregate_that_fails_at_the_second_leaf_leaves_the_first_as_it_was(n
 
 @dataclass(frozen=True, kw_only=True)
 class FillingDisk(OnDisk):
-    """Has room for some edges only; ``room`` is a list so that it can change."""
+    """A disk with room for some edges only; ``room`` is a list so that it can change."""
 
     room: list[int]
 
@@ -241,7 +241,7 @@ class FillingDisk(OnDisk):
 
 
 class SplitsAll:
-    """Splits each leaf with at least two clients into two."""
+    """A rule that splits each leaf with at least two clients into two."""
 
     def examine(self, evidence):
         ids = evidence.client_ids

@@ -137,7 +137,7 @@ def test_a_described_state_does_not_change_afterwards():
     assert Server.from_state(state, files).tree.root.params.tolist() == [0]
 
 
-@pytest.mark.parametrize("name", ["sketched and kept", "added up", "added up, with signals"])
+@pytest.mark.parametrize("name", ["sketched and kept", "summed", "summed, with signals"])
 @pytest.mark.parametrize("saved_after", range(5))
 def test_a_server_that_is_saved_in_the_middle_goes_on_as_if_it_was_not(name, saved_after, tmp_path):
     settings = SETTINGS[name]
@@ -147,7 +147,7 @@ def test_a_server_that_is_saved_in_the_middle_goes_on_as_if_it_was_not(name, sav
     def rounds(server, numbers):
         for number in numbers:
             updates = updates_of(30, number, num_signal=num_signal)
-            # A third of them answer in every round, so that it stands still for three.
+            # A third of the clients answer in each round, so the cluster stands still for three rounds.
             present = [i for i in updates if int(i[1:]) % 3 == number % 3]
             tasks = server.plan(present)
             server.step(filled(server, {i: updates[i] for i in tasks}, seed=number))
@@ -166,7 +166,7 @@ def test_a_server_with_tiny_claimed_weights_can_be_saved_and_read(tmp_path):
     rule = Thresholds(eps_mean=1e9, eps_max=1e-9, gamma_max=0.1, coverage=1.0)
     server = Server(DIM, rule=rule, sketch=SIZE, keep_updates=False)
     updates = similar_updates(8, 0, size=1e-3)
-    server.plan([*updates, "who is waited for"])
+    server.plan([*updates, "awaited"])
     claimed = {i: Update(u.vector, num_examples=1e-9) for i, u in updates.items()}
     server.step(updates | {"c000": claimed["c000"]})
 

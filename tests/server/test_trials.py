@@ -102,5 +102,5 @@ def test_no_client_is_asked_to_measure_models_that_cannot_be_made():
         record = server.step(updates(tasks, number, True))
         verdicts += [decision.verdict for decision in record.decisions]
 
-    assert "hold" not in verdicts  # nor does anybody stand still for it
+    assert "hold" not in verdicts  # and the cluster does not stand still for it
     assert len(server.clusters) == 2

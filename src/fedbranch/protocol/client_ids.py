@@ -62,5 +62,5 @@ def some_of(client_ids: Collection[str], most: int = 10) -> str:
 
 
 def shown_id(client_id: object) -> str:
-    """Return the name of a client for the record, even if what it calls its id is none."""
+    """Return the name of a client for the record, even if its id is not a string."""
     return client_id if isinstance(client_id, str) else shortened(client_id)

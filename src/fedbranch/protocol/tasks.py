@@ -156,7 +156,7 @@ class UpdateBatch:
         return len(self.client_ids)
 
     def written(self, rows: Sequence[int]) -> UpdateBatch:
-        """Return some rows of a batch whose vectors are differences, with these evaluated."""
+        """Return some rows, with their differences evaluated; for a batch of differences only."""
         assert isinstance(self.vectors, Differences)
         columns = (self.buffers, self.signals, self.half_differences)
         buffers, signals, halves = (

@@ -103,7 +103,7 @@ class AutoRule:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
     def examine(self, evidence: Evidence) -> Decision:
-        """Ask the questions in their order, and decide at the first whose answer is no."""
+        """Ask the questions in their order, and decide at the first that is answered with no."""
         draft = Draft(evidence)
         if evidence.num_members < 3:
             return draft.train("fewer than three clients: groups cannot be told from noise")

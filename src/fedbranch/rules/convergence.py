@@ -1,4 +1,4 @@
-"""Whether one model has converged although its clients still pull apart.
+"""One model may have converged although its clients still pull apart.
 
 That is the paper's meaning of a conflict, without thresholds: the updates have next to nothing in
 common, and yet neither they nor the losses become smaller.

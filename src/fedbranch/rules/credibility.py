@@ -33,7 +33,7 @@ def least_agreement(dim: int) -> float:
 
 
 def opposed_groups(evidence: Evidence) -> list[bool]:
-    """Find the proposed groups whose mean update has nothing in common with that of the others.
+    """Find the proposed groups with a mean update that has nothing in common with the others'.
 
     Clients count alike, whatever weight they claim.
 

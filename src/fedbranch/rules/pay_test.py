@@ -1,4 +1,4 @@
-"""Whether a proposed split pays: clients measure a step together against one of their group."""
+"""A proposed split must pay: clients measure a step together against one of their group."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def split_if_it_pays(
 
 
 def split_without_losses(draft: Draft, what: str, groups: Groups) -> Decision:
-    """Decide about groups whose clients cannot measure losses."""
+    """Decide about groups when clients cannot measure losses."""
     evidence = draft.evidence
     if _come_from_halves(evidence, groups):
         return draft.split(

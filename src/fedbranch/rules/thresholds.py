@@ -43,7 +43,7 @@ class NeverSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The paper's criteria: split a stationary cluster whose clients still pull apart.
+    """The paper's criteria: split a stationary cluster if its clients still pull apart.
 
     Parameters
     ----------

@@ -6,28 +6,28 @@ from fractions import Fraction
 
 
 class Trap:
-    """Something that calls itself an array and is none."""
+    """A value that claims to be an array and fails when it is read."""
 
     def __array__(self, *args, **kwargs):
         raise KeyError("trap")
 
 
 class Silent(Exception):
-    """An error that cannot even be shown."""
+    """An error that has no representation."""
 
     def __repr__(self):
         raise KeyError("silence")
 
 
 class Unshowable:
-    """Calls itself an array, and fails with an error that cannot be shown."""
+    """A value that claims to be an array and fails with an error without a representation."""
 
     def __array__(self, *args, **kwargs):
         raise Silent
 
 
 class Liar(Fraction):
-    """Calls itself a number and has no value."""
+    """A value that claims to be a number and has no value."""
 
     def __float__(self):
         raise ZeroDivisionError
@@ -47,7 +47,7 @@ class Endless(Mapping):
 
 
 class Nameless:
-    """An id that cannot even be shown."""
+    """An id that has no representation."""
 
     def __str__(self):
         raise RuntimeError("no name")

@@ -13,21 +13,21 @@ DIM, SIZE = 300, 64
 SETTINGS = {
     "kept": {"sketch": None},
     "sketched and kept": {"sketch": SIZE},
-    "added up": {"sketch": SIZE, "keep_updates": False},
-    "added up, with buffers": {"sketch": SIZE, "keep_updates": False, "num_buffers": 3},
-    "added up, with signals": {
+    "summed": {"sketch": SIZE, "keep_updates": False},
+    "summed, with buffers": {"sketch": SIZE, "keep_updates": False, "num_buffers": 3},
+    "summed, with signals": {
         "sketch": 32,
         "keep_updates": False,
         "compare": "signal",
         "num_signal": 50,
     },
-    "added up, all alike": {"sketch": SIZE, "keep_updates": False, "weighting": "equal"},
-    "added up, no guard": {"sketch": SIZE, "keep_updates": False, "guard": None},
+    "summed, all alike": {"sketch": SIZE, "keep_updates": False, "weighting": "equal"},
+    "summed, no guard": {"sketch": SIZE, "keep_updates": False, "guard": None},
 }
 
 
 def state_of(server):
-    """All that is saved of a server, as bytes."""
+    """Return all that is saved of a server, as bytes."""
     state, files = server.to_state()
     tensors = {
         (name, key): (array.dtype.str, array.shape, array.tobytes())
@@ -69,7 +69,7 @@ def similar_updates(num, seed, size=1.0):
 
 
 def filled(server, updates, seed=None, num_threads=1):
-    """Let replies come in in some order, from some threads."""
+    """Return an intake that took the replies in a random order, from several threads."""
     intake = server.intake()
     pairs = list(updates.items())
     if seed is not None:
@@ -91,7 +91,7 @@ def filled(server, updates, seed=None, num_threads=1):
 
 
 def planted(num_clients, num_groups, dim, noise, seed):
-    """Optima of groups in opposite and in skew directions, and the rounds' updates around them."""
+    """Plant groups; return client ids, their groups, and a function that draws a round's updates."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(num_groups, dim)) / np.sqrt(dim)
     centres -= centres.mean(axis=0)

@@ -17,7 +17,7 @@ def with_entry(value):
 
 
 def as_batch(updates, convert):
-    """Put single updates on top of each other, in the opposite order."""
+    """Stack single updates in a batch, in the opposite order."""
     ids = sorted(updates, reverse=True)
     return UpdateBatch(
         client_ids=ids,

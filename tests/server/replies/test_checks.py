@@ -1,4 +1,4 @@
-"""Replies, batches and losses are checked before anything is made of them."""
+"""Replies, batches and losses are checked before they are used."""
 
 from dataclasses import replace
 

@@ -79,7 +79,7 @@ BAD = {
 
 
 def play(extra_replies, rounds=25):
-    """Run a federation in which c04 either stays silent or sends what it is given."""
+    """Run a federation in which c04 is silent, but for the extra replies."""
     clients = QuadraticClients(num_groups=2, clients_per_group=4)
     # c04 never gives a usable reply, so the others must be enough for a decision.
     rule = Thresholds(eps_mean=0.5, eps_max=1.0, gamma_max=0.5, coverage=0.8)

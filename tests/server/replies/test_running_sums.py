@@ -17,7 +17,7 @@ from server.replies.made_replies import (
 
 
 def some_replies(server, tasks, seed, num_buffers):
-    """Replies of many kinds, as what came back of each client; some cannot be used."""
+    """Return replies of many kinds, some of them unusable: client id -> its columns."""
     rng = np.random.default_rng(seed)
     replies = {}
     for number, (client_id, task) in enumerate(tasks.items()):
@@ -46,11 +46,11 @@ def some_replies(server, tasks, seed, num_buffers):
     return replies
 
 
-def as_batch(replies, num_buffers, *, is_lying):
-    """Put replies into a batch, either written down or in two pieces each."""
+def as_batch(replies, num_buffers, *, is_difference):
+    """Stack replies in a batch, as vectors or as differences in two pieces each."""
     columns = list(zip(*replies.values(), strict=True))
     vectors = np.stack(columns[0])
-    if is_lying:
+    if is_difference:
         pieces = [
             b"head" + part.tobytes() for vector in vectors for part in (vector[:7], vector[7:])
         ]
@@ -72,7 +72,7 @@ def test_differences_are_summed_to_the_same_bits_as_evaluated_updates(seed, guar
     pytest.importorskip("numba", reason="there is no machine code without Numba")
     results = []
     weighting = "equal" if seed == 5 else "examples"
-    for is_lying in (False, True):
+    for is_difference in (False, True):
         server = Server(
             DIM,
             rule=AutoRule() if seed % 2 else Thresholds(eps_mean=9.0, eps_max=1e-6, gamma_max=0.9),
@@ -86,13 +86,13 @@ def test_differences_are_summed_to_the_same_bits_as_evaluated_updates(seed, guar
         for number in range(4):
             tasks = server.plan([f"c{i:03}" for i in range(60)])
             replies = list(some_replies(server, tasks, (seed, number), num_buffers).items())
-            if is_lying:
+            if is_difference:
                 order.shuffle(replies)
             intake = server.intake()
-            step = 7 if is_lying else len(replies)
+            step = 7 if is_difference else len(replies)
             for start in range(0, len(replies), step):
                 some = dict(replies[start : start + step])
-                intake.add_batch(as_batch(some, num_buffers, is_lying=is_lying))
+                intake.add_batch(as_batch(some, num_buffers, is_difference=is_difference))
             records.append(server.step(intake))
         results.append((records, state_of(server)))
 
@@ -114,7 +114,7 @@ def test_a_batch_without_a_usable_reply_leaves_no_trace(guard):
         if is_there:
             nothing = np.full(DIM, np.nan, np.float32)
             reply = (nothing, np.zeros(0, np.float32), 1.0, task.base, {})
-            refused = intake.add_batch(as_batch({"a": reply}, 0, is_lying=True))
+            refused = intake.add_batch(as_batch({"a": reply}, 0, is_difference=True))
             assert "NaN" in refused["a"]
         server.step(intake)
         states.append(state_of(server))

@@ -15,7 +15,7 @@ NOTHING = WholeUpdate(update=np.zeros(0, np.float32), buffers=np.zeros(0, np.flo
 
 
 def held_after(weights, most):
-    """Offer updates one after the other; return who is held back, and who was let go."""
+    """Offer updates one after the other; return which are held back, and which were let go."""
     heaviest, light = Heaviest(most), []
     for client_id, weight in weights:
         if not heaviest.takes(client_id, weight):
@@ -72,7 +72,7 @@ def test_the_mean_of_summed_updates_is_the_weighted_mean():
         (server.tree.root.params, [update.vector for update in updates.values()]),
         (server.tree.root.buffers, [update.buffers for update in updates.values()]),
     ]:
-        # 2**-32 of each update's largest entry, and what float32 cannot show.
+        # Sums are exact to 2**-32 of each update's largest entry; the rest is rounding to float32.
         exact = weighted_mean(np.stack(rows).astype(np.float64), weights)
         np.testing.assert_allclose(found, exact, rtol=2**-23, atol=2**-30)
 
