@@ -36,7 +36,7 @@ class AutoRule:
     max_hold_rounds
         How many rounds a cluster may stand still for them.
     review_after
-        How many rounds after a split it is looked at again.
+        How many rounds after a split it is reviewed.
 
     Notes
     -----
@@ -135,5 +135,5 @@ class AutoRule:
         return draft.propose(f"{told}; clients measure whether a split pays", found.groups)
 
     def review(self, review: Review) -> Decision:
-        """Look at a split again: merge it back if the clients are worse off, or move some."""
+        """Review a split: merge it back if the clients are worse off, or move some of them."""
         return review_split(review, error_level=self.error_level)

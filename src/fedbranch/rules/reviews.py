@@ -1,4 +1,4 @@
-"""A split is looked at again: clients compare their leaf with the others and with their mean."""
+"""A split is reviewed: clients compare their leaf with the others and with their mean."""
 
 from __future__ import annotations
 
