@@ -9,7 +9,7 @@ import pytest
 import fedbranch as fb
 from fedbranch.errors import DamagedFile, UnusableRun
 from fedbranch.flower.testing import FakeNode
-from fedbranch.report.text.comparison import compare
+from fedbranch.report.facts.run import read_run
 from fedbranch.runs import RunFolder
 from flower.federations import (
     Killed,
@@ -185,12 +185,10 @@ def test_a_changed_initial_model_is_damage(tmp_path):
 def test_a_federations_folder_is_shown_like_a_simulations(tmp_path):
     result = start(make_grid(), checkpoint_dir=tmp_path)
 
-    comparison = compare(RunFolder(tmp_path))
+    run = read_run(RunFolder(tmp_path))
 
-    assert comparison.is_complete
-    assert comparison.metric == "accuracy"
-    assert {int(leaf): ids for leaf, ids in comparison.to_json()["clusters"].items()} == (
-        result.clusters
-    )
-    assert len(comparison.splits) == 1
+    assert run.is_complete
+    assert run.main_metric == "accuracy"
+    assert run.clusters == result.clusters
+    assert len(run.splits) == 1
     assert json.loads((tmp_path / "run.json").read_text())["driver"] == "flower"

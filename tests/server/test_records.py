@@ -97,3 +97,22 @@ def test_a_record_survives_json():
         record = clients.play_round(server, asked)
 
         assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_client_that_joins_and_leaves_between_two_rounds_is_in_no_record():
+    server = Server(1)
+    server.join(["a", "b"])
+    server.remove(["b"])
+    first = server.step({})
+    server.remove(["a"])
+    server.join(["a"])
+    second = server.step({})
+    server.remove(["a"])
+    server.join(["a"])
+    server.remove(["a"])
+    third = server.step({})
+
+    assert (first.joined, first.left) == (("a",), ())
+    assert (second.joined, second.left) == (("a",), ("a",))
+    assert (third.joined, third.left) == ((), ("a",))
+    assert server.tree.client_ids == []

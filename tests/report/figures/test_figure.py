@@ -10,8 +10,7 @@ from fedbranch.report.facts.facts import read_facts
 from fedbranch.report.figures import draw, save_figure
 from fedbranch.runs import Round, RunFolder
 from fedbranch.server.records import RoundRecord
-
-from .folders import about, played, split_run
+from report.folders import about, played, split_run
 
 
 @pytest.fixture
