@@ -110,7 +110,7 @@ def decide(
     """
     tree, this_round = state.tree, state.round + 1
     replies = intake.replies
-    at_node, refused = intake.by_node({*state.changes.left, *state.changes.moved})
+    at_node, refused = intake.by_node({*state.changes.gone, *state.changes.moved})
     at_leaf = {node_id: ids for node_id, ids in at_node.items() if tree[node_id].is_leaf}
     at_inner = {node_id: ids for node_id, ids in at_node.items() if node_id not in at_leaf}
     routed, unroutable = routes(tree, at_inner, replies, options.guard, state.set_aside)
