@@ -114,7 +114,7 @@ def test_clients_without_a_loss_are_judged_by_less(caplog):
 
     assert sorted(result.clusters.values()) == ODD_AND_EVEN
     (split,) = (d for e in result.history for d in e.record.decisions if d.verdict == "split")
-    assert "nobody could measure whether it pays" in split.reason
+    assert "no client could measure whether it pays" in split.reason
     assert caplog.text.count("no clear loss: its metrics are ['accuracy']") == 1
 
 
