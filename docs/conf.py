@@ -57,7 +57,10 @@ nitpick_ignore_regex = [
     ),
     (r"py:class", r"(fedbranch\..*)?(MapDataset|Download)"),
     (r"py:class", r"(fedbranch\..*)?(Population|Reply|LastingTensors|Layout|Orthonormal)"),
-    (r"py:class", r"(fedbranch\..*)?(EdgeCache|Expected|LeafStore|MappedTensors|PairCosines|Situation|Sums)"),
+    (
+        r"py:class",
+        r"(fedbranch\..*)?(EdgeCache|Expected|LeafStore|MappedTensors|PairCosines|Situation|Sums)",
+    ),
     (r"py:class", r"(fedbranch\..*)?(Array|Rows|Partition|PartName|Kind|Verdict|Evaluation)"),
     (r"py:class", r"(fedbranch\..*)?(ClientRows|Data|OnProgress)"),
     # Modules behind the public ones have no page.

@@ -34,8 +34,7 @@ from fedbranch.server.options import ServerOptions
 from fedbranch.server.records import RoundRecord, Routing
 from fedbranch.server.replies.intake import Intake
 from fedbranch.server.server import Server
-from fedbranch.tree.edge import Edge, InMemory, OnDisk, Sketched
-from fedbranch.tree.tree import Descent, Node, ParameterTree
+from fedbranch.tree import Descent, Edge, InMemory, Node, OnDisk, ParameterTree, Sketched
 
 if TYPE_CHECKING:
     from fedbranch.sim import Run, fedavg, ifca, local, oracle, simulate

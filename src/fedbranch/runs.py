@@ -42,13 +42,12 @@ from fedbranch.storage.checkpoint import (
     has_checkpoint,
     has_previous,
     peek,
-    previous_is_used,
+    previous_state_warning,
     read_checkpoint,
     read_generation,
 )
 from fedbranch.storage.sealed_json import read_sealed, seal, unseal
-from fedbranch.tree.edge import restored_cache
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree, restored_cache
 from fedbranch.types import JSON
 
 if sys.platform != "win32":
@@ -238,7 +237,7 @@ class RunFolder:
         # It is complete no longer, and the damaged state must not become anybody's previous one.
         (self.path / "summary.json").unlink(missing_ok=True)
         go_back(folder, "server")
-        warnings.warn(previous_is_used(folder, state, damage), stacklevel=4)
+        warnings.warn(previous_state_warning(folder, state, damage), stacklevel=4)
 
     def _check_state(self, generation: Generation) -> JSON:
         """Read a state and the history that led to it; raise DamagedFile if one is damaged."""
@@ -417,7 +416,7 @@ class RunFolder:
             raise UnusableRun(f"{self.path} has saved nothing yet; {self.how_to_go_on}")
         state, files = read_checkpoint(self.path / "state", "server")
         try:
-            cache = restored_cache(state["tree"], folder=self.path / "state")
+            cache = restored_cache(state["tree"], folder=self.path / "state", only_to_read=True)
             return ParameterTree.from_state(state["tree"], files, cache=cache), _round_of(state)
         except (KeyError, TypeError) as error:
             raise DamagedFile(f"{self.path / 'state'} holds no tree: {error!r}") from error

@@ -11,6 +11,6 @@ def machine_code(monkeypatch):
     pytest.importorskip("numba", reason="there is no machine code without Numba")
 
     def use(is_used):
-        monkeypatch.setattr(module, "WORTH_IT", 0 if is_used else math.inf)
+        monkeypatch.setattr(module, "LEAST_NUMBERS", 0 if is_used else math.inf)
 
     return use

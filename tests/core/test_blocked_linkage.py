@@ -137,7 +137,7 @@ def test_planted_groups_are_the_cut_and_memory_stays_bounded():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_long_updates_take_no_more_memory_than_was_said(dtype):
+def test_long_updates_take_no_more_memory_than_documented(dtype):
     updates = np.random.default_rng(0).normal(size=(1500, 10_000)).astype(dtype)
     hierarchy_of(updates[:200], memory_bytes=2**16)  # imports
 
@@ -191,7 +191,9 @@ def test_only_so_many_wait_however_many_are_nearly_equal(
 
     found = grown.grown_over(convert(updates))
 
-    assert max(waiting) <= 2 * forest.MOST_WAITING + 500  # what waits, a strip, and a row's best
+    assert (
+        max(waiting) <= 2 * forest.MOST_WAITING + 500
+    )  # the waiting, a strip, the best of each row
     whole = hierarchy(cosine_similarity(updates))
     np.testing.assert_allclose(found.similarities, whole.similarities, atol=1e-6)
 
@@ -232,7 +234,7 @@ def test_updates_that_are_not_finite_are_an_error(
         hierarchy_of(convert(updates), memory_bytes=memory_bytes)
 
 
-def test_what_are_no_updates_is_an_error():
+def test_arrays_that_are_no_updates_are_an_error():
     with pytest.raises(TypeError, match="convert them to float32"):
         hierarchy_of(np.ones((4, 3), dtype=np.int64))
     with pytest.raises(ValueError, match="stack them"):
@@ -243,5 +245,5 @@ def test_what_are_no_updates_is_an_error():
 
 @pytest.mark.parametrize("memory_bytes", [1e9, "1GB"])
 def test_memory_is_a_whole_number_of_bytes(memory_bytes):
-    with pytest.raises(TypeError, match=r"memory_bytes is .*; give a whole number"):
+    with pytest.raises(TypeError, match=r"memory_bytes is .*; pass a whole number"):
         hierarchy_of(np.eye(3), memory_bytes=memory_bytes)

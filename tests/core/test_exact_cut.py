@@ -70,7 +70,7 @@ def test_any_error_within_the_bound_is_made_good(seed):
     assert split.left_rows.tolist() == best.left_rows.tolist()
 
 
-def test_where_groups_are_clear_the_cut_is_certain_without_exact_products():
+def test_if_groups_are_clear_the_cut_needs_no_exact_products():
     updates = planted(0, 100, 2, 20_000, 0.5)
     projection = Projection(dim=20_000, size=1024)
 
@@ -97,7 +97,7 @@ def test_only_pairs_that_may_decide_are_asked_for():
 
 
 @pytest.mark.parametrize(("num_groups", "noise"), [(1, 1.0), (30, 2.0)])
-def test_where_too_many_pairs_may_decide_none_is_asked_for(num_groups, noise):
+def test_no_pair_is_computed_if_too_many_may_decide(num_groups, noise):
     updates = planted(0, 60, num_groups, 4000, noise)
     projection = Projection(dim=4000, size=64)
     sketched = cosine_similarity(projection.of(updates))
@@ -108,7 +108,7 @@ def test_where_too_many_pairs_may_decide_none_is_asked_for(num_groups, noise):
     assert asked == []
 
 
-def test_an_edge_that_is_there_by_mistake_is_seen():
+def test_an_edge_that_exists_by_mistake_is_noticed():
     updates = planted(0, 100, 2, 20_000, 0.5)
     projection = Projection(dim=20_000, size=1024)
     error = likely_error(projection, 100)
@@ -142,15 +142,15 @@ def test_no_pair_of_sketches_is_off_by_more_than_likely(kind):
 @pytest.mark.parametrize("convert", [lambda array: array, torch.from_numpy], ids=["numpy", "torch"])
 @pytest.mark.parametrize("pair_cost", [0, 1000])  # one by one, or by products
 @pytest.mark.parametrize("dim", [100, 9000])
-def test_cosines_of_pairs_are_those_of_the_matrix(monkeypatch, convert, pair_cost, dim):
-    monkeypatch.setattr("fedbranch.core.exact_cut.NUMBERS_AT_ONCE", 50)
-    monkeypatch.setattr("fedbranch.core.exact_cut.PAIR_COST", pair_cost)
+def test_cosines_of_pairs_are_those_of_the_matrix(convert, pair_cost, dim):
     rng = np.random.default_rng(0)
     updates = rng.normal(size=(30, dim)).astype(np.float32)
     updates[3], updates[4] = 0, updates[4] * 1e15
     a_rows, b_rows = rng.integers(30, size=(2, 77))
 
-    found = cosines_of_pairs(convert(updates), a_rows, b_rows)
+    found = cosines_of_pairs(
+        convert(updates), a_rows, b_rows, numbers_at_once=50, pair_cost=pair_cost
+    )
 
     np.testing.assert_allclose(found, cosine_similarity(updates)[a_rows, b_rows], atol=1e-6)
 

@@ -35,7 +35,9 @@ def test_similarity_by_hand(convert):
     )
 
 
-@pytest.mark.parametrize("dim", [1, 3, 100, geometry.BLOCK, geometry.BLOCK + 1, 50_000])
+@pytest.mark.parametrize(
+    "dim", [1, 3, 100, geometry.BLOCK_COLUMNS, geometry.BLOCK_COLUMNS + 1, 50_000]
+)
 @pytest.mark.parametrize("kind", ["normal", "all positive", "nearly parallel", "spread scales"])
 def test_similarity_stays_within_its_error_bound(convert, dim, kind):
     rng = np.random.default_rng(dim)
@@ -198,7 +200,7 @@ def test_a_mean_of_many_is_that_of_all(num_clients):
 
 
 @pytest.mark.parametrize("num_others", [0, 1, 60, 5000])
-def test_how_long_an_update_is_does_not_depend_on_who_else_is_there(num_others):
+def test_the_length_of_an_update_does_not_depend_on_the_others(num_others):
     rng = np.random.default_rng(0)
     update = rng.normal(size=(1, 700)).astype(np.float32)
     others = rng.normal(size=(num_others, 700)).astype(np.float32)

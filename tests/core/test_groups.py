@@ -7,7 +7,7 @@ from fedbranch.core.groups import compared_halves, find_structure
 
 
 def halves_of(centres, noise, dim=200, seed=0):
-    """Half updates of clients whose gradient is the row of their centre."""
+    """Draw half updates of clients around the centre of their group."""
     rng = np.random.default_rng(seed)
     names = sorted(set(centres))
     directions = dict(zip(names, rng.normal(size=(len(names), dim)), strict=True))
@@ -42,7 +42,7 @@ def test_no_groups_are_found_in_noise(num_clients):
     assert not any(clear)
 
 
-def test_no_groups_are_found_where_every_client_is_its_own():
+def test_no_groups_are_found_if_every_client_has_its_own_distribution():
     """As with label skew: real differences that no grouping explains."""
     clear = [
         find_structure(halves_of(range(100, 120), noise=0.3, seed=seed)).is_clear
@@ -94,5 +94,5 @@ def test_two_clients_are_too_few():
     assert find_structure(halves_of("ab", noise=0.1)) is None
 
 
-def test_a_doubt_names_what_speaks_against_the_groups():
+def test_a_doubt_names_the_reason_against_the_groups():
     assert "differ by" in find_structure(halves_of(range(100, 120), noise=0.3)).doubt

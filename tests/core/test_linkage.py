@@ -10,7 +10,7 @@ from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from fedbranch import bipartition, cosine_similarity, hierarchy, separation_gap
-from fedbranch.core import products as gram
+from fedbranch.core import products
 
 
 def random_symmetric(seed, num_clients, levels=None):
@@ -255,7 +255,7 @@ def test_the_gap_needs_a_group_for_each_row():
         separation_gap(np.eye(2), [0, 1, 1])
 
 
-def test_groups_are_told_apart_by_what_they_are():
+def test_groups_are_distinguished_by_equality():
     similarity = cosine_similarity(unit_vectors([0, 90, 180]))
 
     assert separation_gap(similarity, [1, "1", 2]) == separation_gap(similarity, "abc")
@@ -307,9 +307,9 @@ def test_a_matrix_that_is_not_symmetric_is_an_error():
 
 
 @pytest.mark.parametrize("value", [0.1, np.nan, np.inf])
-def test_several_threads_find_what_is_wrong_with_a_matrix(monkeypatch, value):
-    monkeypatch.setattr(gram, "ROWS_PER_THREAD", 100)
-    monkeypatch.setattr(gram, "num_cores", lambda: 3)
+def test_several_threads_find_the_error_in_a_matrix(monkeypatch, value):
+    monkeypatch.setattr(products, "ROWS_PER_THREAD", 100)
+    monkeypatch.setattr(products, "num_cores", lambda: 3)
     similarity = random_symmetric(0, 600)
     similarity[20, 10] += 0.01
     similarity[590, 300] += value

@@ -1,3 +1,5 @@
+"""Inner products: right, in short blocks, and the same on any number of threads."""
+
 import threading
 import tracemalloc
 
@@ -6,8 +8,14 @@ import pytest
 import torch
 
 from fedbranch import bipartition, cosine_error_bound, cosine_similarity
-from fedbranch.core import products as gram
-from fedbranch.core.products import for_each_strip, mirror_scaled, products, upper_products
+from fedbranch.core import products
+from fedbranch.core.products import (
+    MOST_ROWS_IN_OUR_BLOCKS,
+    for_each_strip,
+    inner_products,
+    mirror_scaled,
+    upper_products,
+)
 
 LIBRARIES = {"numpy": lambda array: array, "torch": torch.from_numpy}
 
@@ -17,7 +25,9 @@ def convert(request):
     return LIBRARIES[request.param]
 
 
-@pytest.mark.parametrize("num_clients", [1, 7, gram.MANY_ROWS, gram.MANY_ROWS + 1, 700])
+@pytest.mark.parametrize(
+    "num_clients", [1, 7, MOST_ROWS_IN_OUR_BLOCKS, MOST_ROWS_IN_OUR_BLOCKS + 1, 700]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_upper_triangle_has_all_products(convert, num_clients, dtype):
     updates = np.random.default_rng(0).normal(size=(num_clients, 30)).astype(dtype)
@@ -40,49 +50,48 @@ def test_rows_that_are_not_next_to_each_other_are_multiplied_as_well():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_what_was_in_memory_does_not_matter(monkeypatch, dtype):
-    updates = np.random.default_rng(0).normal(size=(gram.MANY_ROWS + 1, 30)).astype(dtype)
+def test_fresh_memory_may_have_any_content(monkeypatch, dtype):
+    updates = np.random.default_rng(0).normal(size=(MOST_ROWS_IN_OUR_BLOCKS + 1, 30)).astype(dtype)
     expected = np.triu(upper_products(updates))
     monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype))
 
     np.testing.assert_array_equal(np.triu(upper_products(updates)), expected)
 
 
-def test_products_sum_in_short_blocks(monkeypatch, convert):
-    monkeypatch.setattr(gram, "BLOCK", 7)
+def test_products_sum_in_short_blocks(convert):
     rng = np.random.default_rng(0)
     left, right = rng.normal(size=(5, 50)), rng.normal(size=(6, 50))
 
-    np.testing.assert_allclose(products(convert(left), convert(right)), left @ right.T, rtol=1e-12)
+    found = inner_products(convert(left), convert(right), block_columns=7)
+
+    np.testing.assert_allclose(found, left @ right.T, rtol=1e-12)
 
 
 @pytest.mark.parametrize("side", [1, 3, 4, 100])
 @pytest.mark.parametrize("anything", [np.nan, np.inf, 1e300])
-def test_mirroring_fills_the_lower_triangle(monkeypatch, convert, side, anything):
-    monkeypatch.setattr(gram, "TILE_ON_HOST", side)
+def test_mirroring_fills_the_lower_triangle(convert, side, anything):
     above, scale, expected = to_be_mirrored()
     matrix = convert(above + np.tril(np.full((10, 10), anything), -1))
 
     with np.errstate(all="raise"):
-        mirror_scaled(matrix, convert(scale))
+        mirror_scaled(matrix, convert(scale), tile_rows=side)
 
     np.testing.assert_allclose(matrix, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("side", [1, 3, 4, 100])
 def test_mirroring_elsewhere_is_left_to_the_library(monkeypatch, side):
-    monkeypatch.setattr(gram, "TILE_ELSEWHERE", side)
-    monkeypatch.setattr(gram, "is_on_host", lambda matrix: False)
+    monkeypatch.setattr(products, "is_on_host", lambda matrix: False)
     above, scale, expected = to_be_mirrored()
     matrix = torch.from_numpy(above + np.tril(np.full((10, 10), np.nan), -1))
 
-    mirror_scaled(matrix, torch.from_numpy(scale))
+    mirror_scaled(matrix, torch.from_numpy(scale), tile_rows=side)
 
     np.testing.assert_allclose(matrix, expected, rtol=1e-12)
 
 
 def to_be_mirrored():
-    """An upper triangle, the scale of its rows, and what has to come out."""
+    """Draw an upper triangle and the scale of its rows; return both and the expected matrix."""
     rng = np.random.default_rng(0)
     above = np.triu(rng.normal(size=(10, 10)))
     scale = rng.uniform(0, 2, size=10) * (np.arange(10) != 4)  # one zero update
@@ -94,38 +103,30 @@ def to_be_mirrored():
 def test_the_number_of_threads_changes_no_bit(monkeypatch, num_cores):
     updates = np.random.default_rng(0).normal(size=(300, 20)).astype(np.float32)
     expected = cosine_similarity(updates)
-    monkeypatch.setattr(gram, "ROWS_PER_THREAD", 10)
-    monkeypatch.setattr(gram, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(products, "ROWS_PER_THREAD", 10)
+    monkeypatch.setattr(products, "num_cores", lambda: num_cores)
 
     np.testing.assert_array_equal(cosine_similarity(updates), expected)
 
 
-@pytest.fixture
-def several_threads(monkeypatch):
-    monkeypatch.setattr(gram, "ROWS_PER_THREAD", 1)
-    monkeypatch.setattr(gram, "num_cores", lambda: 2)
-
-
-@pytest.mark.usefixtures("several_threads")
 def test_strips_are_worked_on_at_once_and_come_back_in_their_order():
     both = threading.Barrier(2)
 
     def work(rows):
-        both.wait(timeout=60)  # for another thread
+        both.wait(timeout=60)  # returns when two threads wait
         return rows.start, rows.stop
 
-    assert for_each_strip(work, np.eye(7), 2) == [(0, 2), (2, 4), (4, 6), (6, 7)]
+    assert for_each_strip(work, np.eye(7), 2, num_threads=2) == [(0, 2), (2, 4), (4, 6), (6, 7)]
 
 
-@pytest.mark.usefixtures("several_threads")
 def test_threads_treat_invalid_numbers_as_the_caller_does():
     endless = np.full((4, 4), np.inf)
 
     with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
-        for_each_strip(lambda rows: endless[rows] * 0, endless, 1)
+        for_each_strip(lambda rows: endless[rows] * 0, endless, 1, num_threads=2)
 
 
-@pytest.mark.parametrize("num_clients", [gram.MANY_ROWS, 2 * gram.MANY_ROWS])
+@pytest.mark.parametrize("num_clients", [MOST_ROWS_IN_OUR_BLOCKS, 2 * MOST_ROWS_IN_OUR_BLOCKS])
 def test_many_long_updates_stay_within_the_error_bound(num_clients):
     rng = np.random.default_rng(0)
     updates = 1 + rng.random((num_clients, 20_000), dtype=np.float32)  # errors do not cancel

@@ -1,4 +1,4 @@
-"""Random projections: what they are, how far their cosines are off, and what they bear."""
+"""Random projections: their definition, the error of their cosines, and extreme updates."""
 
 import math
 
@@ -15,7 +15,7 @@ NUM_SEEDS = 400
 
 
 def matrix_of(projection):
-    """The projection as a dense matrix, from what it makes of unit vectors."""
+    """Compute the projection as a dense matrix, from the sketches of unit vectors."""
     return projection.of(np.eye(projection.dim, dtype=np.float32)).T
 
 
@@ -68,7 +68,7 @@ def test_it_is_the_product_with_its_matrix(dim):
     np.testing.assert_array_equal(projection.of(whole), whole @ matrix_of(projection).T)
 
 
-def test_what_fits_is_only_put_in_other_places():
+def test_a_short_update_is_only_permuted_with_signs():
     updates = np.random.default_rng(0).normal(size=(5, 60)).astype(np.float32)
     projection = Projection(dim=60, size=64)
 
@@ -92,7 +92,7 @@ def test_coordinates_share_a_bucket_as_rarely_as_the_bound_assumes(dim, size, fo
     assert shared >= 0.8 / size
 
 
-def test_a_row_does_not_depend_on_what_is_beside_it():
+def test_a_row_does_not_depend_on_other_rows():
     updates = np.random.default_rng(0).normal(size=(90, 5000)).astype(np.float32)
     projection = Projection(dim=5000, size=64)
 
@@ -168,7 +168,7 @@ def test_it_is_right_on_average_and_varies_as_little_as_stated(cosine, dim, size
         found = {"e": product - cosine * n, "n": n - 1, "h": h}
         for name, values in found.items():
             most = getattr(limits, name)
-            # Up to five times what means of so many vary by.
+            # Up to five standard deviations of these means.
             assert abs(values.mean()) <= 5 * math.sqrt(most / NUM_SEEDS), (kind, name)
             spread = (values**2).std() / math.sqrt(NUM_SEEDS)
             assert (values**2).mean() <= most + 5 * spread, (kind, name)

@@ -1,4 +1,4 @@
-"""Robust aggregates: against slow twins, and against what they are for."""
+"""Robust aggregates: against slow twins, and against hostile clients."""
 
 import math
 from itertools import permutations
@@ -83,7 +83,7 @@ def test_multi_krum_is_its_slow_twin(seed, num_clients, num_attackers, num_kept)
     np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_trimmed_and_nobody_hostile_is_the_weighted_mean():
+def test_nothing_trimmed_and_no_client_hostile_is_the_weighted_mean():
     updates, weights = random_updates(0)
 
     np.testing.assert_allclose(
@@ -234,7 +234,7 @@ def test_impossible_numbers_are_refused():
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
-def test_what_cannot_be_aggregated_is_refused(name):
+def test_impossible_updates_and_weights_are_refused(name):
     aggregate = AGGREGATES[name]
 
     with pytest.raises(ValueError, match=r"updates have shape \(0, 3\); stack at least one"):

@@ -4,7 +4,7 @@ import pytest
 from fedbranch.core.row_sampling import some_rows
 
 
-def test_each_row_is_there_once_at_most_and_in_order():
+def test_each_row_is_drawn_at_most_once_and_in_order():
     rows = some_rows(10_000, 500, 7)
 
     assert len(rows) == 500
@@ -14,12 +14,12 @@ def test_each_row_is_there_once_at_most_and_in_order():
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 99, 100])
-def test_of_no_more_than_are_wanted_all_are_there(num_rows):
+def test_all_rows_are_returned_if_there_are_no_more_than_wanted(num_rows):
     assert some_rows(num_rows, 100).tolist() == list(range(num_rows))
 
 
 @pytest.mark.parametrize("num_rows", [199, 9_999, 10_000, 99_981])
-def test_no_pattern_in_their_order_decides_who_is_there(num_rows):
+def test_no_pattern_in_the_order_of_rows_decides_the_sample(num_rows):
     # Every n-th row would be: with 100 of 199 rows, only the even ones.
     rows = some_rows(num_rows, 100)
 

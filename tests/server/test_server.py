@@ -865,7 +865,7 @@ class Federation(RuleBasedStateMachine):
 
     @invariant()
     def the_tree_is_sound(self):
-        self.server.tree._check()
+        self.server.tree.check()
         assert all(np.isfinite(node.params).all() for node in self.server.tree)
 
     @invariant()

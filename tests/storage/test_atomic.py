@@ -1,5 +1,6 @@
+"""Single files: written as a whole or not at all."""
+
 import hashlib
-import json
 
 import pytest
 
@@ -12,35 +13,9 @@ from fedbranch.storage.atomic import (
     replace_file,
     replace_file_in_parts,
 )
-from fedbranch.storage.sealed_json import read_sealed, seal, unseal
 
 
-def test_every_bit_of_a_sealed_document_counts():
-    document = {"round": 3, "loss": 0.125, "name": "ä"}
-    for content in (seal(document), seal(document, indent=1)):
-        assert unseal(content) == document
-        assert json.loads(content)["loss"] == 0.125
-        for place in range(8 * len(content)):
-            changed = bytearray(content)
-            changed[place // 8] ^= 1 << place % 8
-            try:
-                assert unseal(bytes(changed)) == document  # white space at the end
-            except ValueError:
-                continue
-
-
-def test_a_sealed_file_is_read_as_it_was_written_and_named_if_it_was_changed(tmp_path):
-    path = tmp_path / "document.json"
-    replace_file(path, seal({"round": 3}))
-    assert read_sealed(path) == {"round": 3}
-
-    path.write_bytes(path.read_bytes().replace(b"3", b"4", 1))
-
-    with pytest.raises(DamagedFile, match=r"document\.json cannot be read: it was changed"):
-        read_sealed(path)
-
-
-def test_what_is_not_there_is_told_from_what_is_no_plain_file(tmp_path):
+def test_a_missing_file_and_one_that_is_not_plain_are_different_errors(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"12345")
 
@@ -56,7 +31,7 @@ def test_what_is_not_there_is_told_from_what_is_no_plain_file(tmp_path):
 
 
 @pytest.mark.parametrize("write_it", [replace_file, append_line])
-def test_what_cannot_be_written_says_where_how_much_and_is_an_os_error(tmp_path, write_it):
+def test_a_file_that_cannot_be_written_is_an_os_error_with_path_and_size(tmp_path, write_it):
     path = tmp_path / "nowhere" / "file"
 
     with pytest.raises(CannotWrite, match=r"nowhere/file cannot be written \(5 bytes\)") as caught:
@@ -67,7 +42,7 @@ def test_what_cannot_be_written_says_where_how_much_and_is_an_os_error(tmp_path,
     assert (caught.value.filename, caught.value.errno) == (str(path), 2)
 
 
-def test_a_file_in_parts_is_there_as_a_whole_or_not_at_all(tmp_path):
+def test_a_file_in_parts_is_written_as_a_whole_or_not_at_all(tmp_path):
     path = tmp_path / "file"
     replace_file(path, b"old")
 
@@ -87,19 +62,19 @@ def test_a_file_in_parts_is_there_as_a_whole_or_not_at_all(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_many_may_write_the_same_file_at_once_if_it_is_named_by_its_content(tmp_path):
+def test_several_writers_may_add_the_same_tensor_file_at_once(tmp_path):
     found = []
 
     def parts(depth):
         yield b"12"
-        if depth:  # another one writes all of it meanwhile
+        if depth:  # another writer writes the whole file meanwhile
             write(depth - 1)
         yield memoryview(b"345")
 
     def write(depth):
         file, path, digest = add_tensor_file(tmp_path, "edge", parts(depth), 5)
         with file:
-            path.unlink()  # another one needs it no longer
+            path.unlink()  # another writer no longer needs it
             found.append((file.read(), path.name, digest))
 
     write(2)
@@ -109,7 +84,7 @@ def test_many_may_write_the_same_file_at_once_if_it_is_named_by_its_content(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_crash_left_of_a_file_named_by_its_content_is_removed_with_the_next(tmp_path):
+def test_temporary_tensor_files_of_a_crash_are_removed_by_the_next_write(tmp_path):
     left = tmp_path / f"edge-{'0' * 16}.safetensors.tmp"
     left.write_bytes(b"half")
     (tmp_path / "edge-mine.tmp").write_bytes(b"precious")
@@ -125,7 +100,7 @@ def test_what_a_crash_left_of_a_file_named_by_its_content_is_removed_with_the_ne
     assert [path.name for path in tmp_path.iterdir()] == ["edge-mine.tmp"]
 
 
-def test_a_linked_file_is_the_same_file_and_stays_when_the_first_name_goes(tmp_path):
+def test_a_linked_file_is_the_same_file_and_stays_without_its_first_name(tmp_path):
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_bytes(b"12345")
     path.write_bytes(b"in the way")
@@ -141,7 +116,7 @@ def test_a_linked_file_is_the_same_file_and_stays_when_the_first_name_goes(tmp_p
     assert [entry.name for entry in tmp_path.iterdir()] == ["path"]
 
 
-def test_what_a_crash_left_of_a_link_is_not_written_into(tmp_path):
+def test_a_link_that_a_crash_has_left_is_not_written_through(tmp_path):
     source, path = tmp_path / "source", tmp_path / "path"
     source.write_bytes(b"precious")
     (tmp_path / "path.tmp").hardlink_to(source)

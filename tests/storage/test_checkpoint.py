@@ -1,3 +1,5 @@
+"""Checkpoints: whole after any crash, and damage is noticed."""
+
 import json
 
 import numpy as np
@@ -71,7 +73,7 @@ def test_a_crash_before_the_last_step_leaves_the_old_state(folder, monkeypatch):
     assert len(list(folder.glob("changing-*"))) == 1
 
 
-def test_files_of_others_are_left_alone(folder):
+def test_files_of_others_stay(folder):
     (folder / "my-model.safetensors").write_bytes(b"precious")
 
     write(folder, 2)
@@ -87,7 +89,7 @@ def test_writing_again_repairs_a_damaged_file(folder):
     assert read_checkpoint(folder, "test")[1]["fixed"]["y"].tolist() == [0, 1, 2, 3]
 
 
-def test_what_a_crash_left_half_way_is_cleared_away(folder):
+def test_files_that_a_crash_has_left_are_removed(folder):
     (folder / f"changing-{'0' * 16}.safetensors").write_bytes(b"")
     (folder / f"node-3-{'0' * 16}.safetensors.tmp").write_bytes(b"")
     (folder / f"held-3-4-{'0' * 16}.safetensors").write_bytes(b"")
@@ -176,7 +178,7 @@ def damage_current(folder):
     file.write_bytes(b"x" * file.stat().st_size)
 
 
-def test_the_state_before_is_used_if_the_last_one_is_damaged_and_that_is_said(folder):
+def test_the_state_before_is_used_with_a_warning_if_the_last_one_is_damaged(folder):
     write(folder, 2)
     damage_current(folder)
 
@@ -239,7 +241,7 @@ def lasting(calls, value=1.0):
     return LastingTensors(make)
 
 
-def test_what_lasts_is_made_once_for_each_folder(tmp_path):
+def test_lasting_tensors_are_made_once_for_each_folder(tmp_path):
     calls = []
     edge = lasting(calls)
 
@@ -256,7 +258,7 @@ def test_what_lasts_is_made_once_for_each_folder(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"cut"])
-def test_what_lasts_is_written_again_if_its_file_is_gone_or_cut(tmp_path, content):
+def test_lasting_tensors_are_written_again_if_their_file_is_missing_or_cut(tmp_path, content):
     edge = lasting([])
     write_checkpoint(tmp_path, "server", {}, {"edge-1": edge})
     (file,) = tmp_path.glob("edge-1-*")
@@ -271,7 +273,7 @@ def test_what_lasts_is_written_again_if_its_file_is_gone_or_cut(tmp_path, conten
 
 @pytest.fixture
 def read_again(monkeypatch):
-    """Names of the tensor files that were read to compare their SHA-256."""
+    """Record the names of the tensor files that are read to compare their SHA-256."""
     import fedbranch.storage.checkpoint as module
 
     names, original = [], module._check_digest
@@ -284,7 +286,7 @@ def read_again(monkeypatch):
     return names
 
 
-def test_what_lasts_is_read_again_once_before_a_state_becomes_the_previous_one(
+def test_the_file_of_lasting_tensors_is_checked_once_before_its_state_becomes_the_previous_one(
     tmp_path, read_again
 ):
     edge = lasting([])
@@ -297,7 +299,7 @@ def test_what_lasts_is_read_again_once_before_a_state_becomes_the_previous_one(
     assert counts == [0, 1, 1, 1, 1]
 
 
-def test_what_lasts_is_written_again_if_its_file_was_changed(tmp_path):
+def test_lasting_tensors_are_written_again_if_their_file_was_changed(tmp_path):
     first, second = lasting([], value=1.0), lasting([], value=2.0)
     write_checkpoint(tmp_path, "test", {"number": 0}, {"edge-1": first})
     write_checkpoint(tmp_path, "test", {"number": 1}, {"edge-1": first, "edge-2": second})

@@ -1,3 +1,5 @@
+"""Tensor files that are mapped into memory."""
+
 import hashlib
 import json
 
@@ -65,7 +67,7 @@ def test_a_mapped_file_can_be_removed_or_replaced(tmp_path):
     other.write_bytes(b"something else")
     other.replace(path)
 
-    found.remove()  # it is another's file now
+    found.remove()  # the name belongs to another file now
     found.put(tmp_path / "copy")
 
     assert path.read_bytes() == b"something else"
@@ -73,7 +75,7 @@ def test_a_mapped_file_can_be_removed_or_replaced(tmp_path):
     assert np.array_equal(safetensors.numpy.load_file(tmp_path / "copy")["x"], tensor)
 
 
-def test_a_file_that_was_changed_while_it_was_in_use_is_not_put_elsewhere(tmp_path):
+def test_a_file_that_was_changed_while_in_use_is_not_put_elsewhere(tmp_path):
     path = tmp_path / "file"
     safetensors.numpy.save_file({"x": drawn(4, 4)}, path)
     found = mapped(path)
@@ -107,7 +109,7 @@ ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
         {"x": {**ENTRY, "data_offsets": [24]}},
     ],
 )
-def test_a_header_that_lies_is_damage(tmp_path, header):
+def test_a_wrong_header_is_damage(tmp_path, header):
     text = json.dumps(header).encode()
     path = tmp_path / "file"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(24))
@@ -118,7 +120,7 @@ def test_a_header_that_lies_is_damage(tmp_path, header):
 
 @given(st.lists(st.tuples(st.integers(0, 95), st.binary(min_size=1, max_size=4)), max_size=4))
 @settings(max_examples=300)
-def test_whatever_the_header_says_nothing_outside_of_the_file_is_read(tmp_path_factory, edits):
+def test_no_header_makes_it_read_outside_of_the_file(tmp_path_factory, edits):
     content = bytearray(safetensors.numpy.save({"x": drawn(2, 3)}))
     for place, new in edits:
         content[place : place + len(new)] = new
@@ -134,7 +136,7 @@ def test_whatever_the_header_says_nothing_outside_of_the_file_is_read(tmp_path_f
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", (2**60).to_bytes(8, "little") + b"{}"])
-def test_what_is_no_tensor_file_is_damage(tmp_path, content):
+def test_another_kind_of_file_is_damage(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
 
     with pytest.raises(DamagedFile, match="cannot be read"):

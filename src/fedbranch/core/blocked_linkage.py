@@ -1,13 +1,13 @@
-"""The hierarchy of updates whose similarities would not fit into memory.
+"""The hierarchy of updates when the matrix of their similarities would not fit into memory.
 
-Similarities are made a block of rows at a time, each with all rows before it, and only those
-are kept that can still be edges of the maximum spanning tree. Most cannot: two clients that
-are already joined by a path of stronger edges need no weaker one. How strong the weakest edge
-between any two of the rows seen so far is, is known nearly exactly from a few numbers for each
-row (:class:`_Reach`), so a block is sifted at the speed of a comparison.
+Similarities are computed for a block of rows at a time, with all rows before each. Only those are
+kept that can still be edges of the maximum spanning tree. Most cannot: two clients that are joined
+by a path of stronger edges need no weaker edge. The weakest edge on the path between any two rows
+follows, nearly exactly, from a few numbers for each row (:class:`_Reach`). So sifting a block takes
+one comparison for each entry.
 
-The answer is that of :func:`fedbranch.core.linkage.hierarchy`, ties included: an edge with
-the similarity of the path's weakest is needed no more if it comes after that in the strict order.
+The result is that of :func:`fedbranch.core.linkage.hierarchy`, ties included. An edge as similar as
+the path's weakest edge is dropped if it comes after that edge in the strict order.
 """
 
 from __future__ import annotations
@@ -30,23 +30,27 @@ from scipy.sparse.csgraph import (
 
 from fedbranch.core.geometry import checked_namespace, cosine_similarity, scaled_for_cosines
 from fedbranch.core.linkage import Hierarchy, spanning_tree_of, strict_order
-from fedbranch.core.products import column_blocks, is_on_host, products, to_numpy
+from fedbranch.core.products import column_blocks, inner_products, is_on_host, to_numpy
 from fedbranch.types import Array
 
 __all__ = ["hierarchy_of"]
 
-# What similarities may take at once, if the caller does not say.
+# Default memory of similarities.
 BYTES_ON_HOST = 2**30
 BYTES_ELSEWHERE = 2**33
-# Elsewhere rows would have to come to the host one by one: no more than these are worth it.
+# Prim's algorithm on the whole matrix brings rows to the host one by one. On another device that
+# is worth it up to this many rows.
 DENSE_ELSEWHERE = 4096
-SIFTED_ON_HOST = 2**18  # entries at once, which stay in the cache
+# Entries that are sifted at once; on the host they stay in the cache.
+SIFTED_ON_HOST = 2**18
 SIFTED_ELSEWHERE = 2**28
-MOST_WAITING = 2**20  # edges that are kept before the tree is made anew
-MOST_USUALLY = 1 / 64  # of the similarities may be edges; if more, many are equal
+# The tree is made anew when more edges than this wait, or when the rows have grown by this factor.
+MOST_WAITING = 2**20
+GROWTH = 1.5
+# If a larger share of similarities passes the first comparison, many are equal.
+MOST_USUALLY = 1 / 64
 MOST_HUBS = 32
 FEWEST_AROUND_A_HUB = 32
-GROWTH = 1.5  # of the rows, after which the tree is made anew
 
 
 def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarchy:
@@ -57,16 +61,16 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     updates
         Shape (num_clients, dim), floating; of any library, on any device.
     memory_bytes
-        How much may be taken for similarities. If the whole matrix fits it is made at once;
-        otherwise in blocks of a quarter of that. By default 1 GiB in main memory, 8 elsewhere.
+        Memory for similarities. If the whole matrix fits, it is computed at once; otherwise in
+        blocks of a quarter of this memory. By default 1 GiB in main memory, 8 GiB elsewhere.
 
     Returns
     -------
     Hierarchy
-        From which any number of groups can be cut. The same either way, but for similarities
-        that differ by less than the rounding of their products. Those of copies of one update
-        do: they are 1 only up to rounding, so which copies an edge joins may differ, but not
-        what is cut where groups are further apart than that.
+        From which any number of groups can be cut. It is the same whether computed at once or
+        in blocks, except for similarities that differ by less than the rounding of their
+        products. Copies of one update have such similarities, 1 up to rounding. So edges may
+        join different copies, but the groups are the same where they are further apart.
 
     Raises
     ------
@@ -75,10 +79,12 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
 
     Notes
     -----
-    The time is that of half the product of the updates with themselves and about two operations
-    for every entry of it. Beside the blocks it takes about 300 bytes for every row, a copy of
-    the updates if some are so long or short that squares leave their dtype, and up to 250 MiB
-    of main memory where very many pairs are nearly equally similar.
+    The time is that of half the product of the updates with themselves, and of about two
+    operations for every entry of it. The memory, beside the blocks:
+
+    - about 300 bytes for every row;
+    - a copy of the updates, if some are so long or short that their squares leave the dtype;
+    - up to 250 MiB of main memory, if very many pairs are nearly equally similar.
 
     Examples
     --------
@@ -92,7 +98,7 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
             memory_bytes = operator.index(memory_bytes)
         except TypeError:
             raise TypeError(
-                f"memory_bytes is {memory_bytes!r}; give a whole number, such as 2**30 for 1 GiB"
+                f"memory_bytes is {memory_bytes!r}; pass a whole number, such as 2**30 for 1 GiB"
             ) from None
         if memory_bytes < 1:
             raise ValueError(f"memory_bytes is {memory_bytes}; it must be at least 1")
@@ -108,7 +114,7 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
         merges = spanning_tree_of(to_numpy(cosine_similarity(updates)))
     else:
         merges = _Forest(memory_bytes // (4 * number_bytes)).grown_over(updates)
-    # A row that is not finite has an edge, and none that is; but a single row has none at all.
+    # A row that is not finite has an edge that is not finite; a single row has no edge.
     found: Array = updates if num_clients == 1 else merges.similarities
     xp = array_namespace(found)
     if not bool(xp.all(xp.isfinite(found))):
@@ -116,31 +122,32 @@ def hierarchy_of(updates: Array, *, memory_bytes: int | None = None) -> Hierarch
     return merges
 
 
-# Of an edge: its similarity less 1j times its smaller row. NumPy compares real parts first, so the
-# larger of two is the better edge; of equal ones that may be either.
+# The strength of an edge: its similarity minus 1j times its smaller row. NumPy compares real parts
+# first, so the larger of two is the better edge; if they are equal, either may be better.
 Strengths: TypeAlias = NDArray[np.complex128]
 
 
 class _Edges(NamedTuple):
-    """Some pairs of rows, and how similar they are."""
+    """Pairs of rows, with their similarities."""
 
     rows: NDArray[np.intp]  # (k, 2): smaller row, larger row
     similarities: NDArray[np.floating]  # (k,), in [-1, 1]
 
     @property
     def strengths(self) -> Strengths:
-        """How good the edges are, the smaller row counted among equal similarities."""
+        """The edges' strengths."""
         strengths: Strengths = self.similarities - 1j * self.rows[:, 0]
         return strengths
 
 
 @dataclass
 class _Reach:
-    """How strongly rows are connected, from a few hubs among them.
+    """A lower bound for the path between any two rows, from a few hubs among the rows.
 
-    Every row belongs to the hub that it reaches by the strongest path, the path's strength being
-    that of its weakest edge. Between two rows there is then a path at least as strong as the
-    weaker of theirs, and of that between their hubs.
+    The strength of a path is that of its weakest edge. Every row belongs to the hub that it
+    reaches by the strongest path. Two rows are then joined by a path through their hubs. It is as
+    strong as the weakest of three: the paths from the rows to their hubs, and that between the
+    hubs.
     """
 
     strength: Strengths  # (num_rows,): of the path to the row's hub
@@ -148,7 +155,7 @@ class _Reach:
     between: Strengths  # (num_hubs, num_hubs), infinite on the diagonal
 
     def extended(self, strongest: _Edges) -> _Reach:
-        """Add rows, each of which is connected with one before it."""
+        """Add rows, each of which is connected to a row before it."""
         num_before = len(self.hub)
         strength = np.concatenate([np.full(num_before, np.inf), strongest.strengths])
         above = np.concatenate([np.arange(num_before), strongest.rows[:, 0]])
@@ -168,36 +175,36 @@ class _Forest:
     Parameters
     ----------
     most_entries
-        How many similarities may be made at once.
+        Similarities that may be computed at once.
     """
 
     def __init__(self, most_entries: int) -> None:
         self._most_entries = most_entries
         self._tree: _Edges
-        self._reach: _Reach  # as it is by the tree, and by the strongest edges of rows since
-        self._waiting: list[_Edges] = []  # that may be better than some of the tree
+        self._reach: _Reach  # by the tree, and by the strongest edge of each row since then
+        self._waiting: list[_Edges] = []  # edges that may be better than some of the tree
         self._num_waiting = 0
-        self._rows_at_join = 0
+        self._rows_of_tree = 0
 
     def grown_over(self, updates: Array) -> Hierarchy:
-        """Give the hierarchy of these updates."""
+        """Build the hierarchy of these updates."""
         num_first = max(1, min(math.isqrt(self._most_entries), int(updates.shape[0])))
         if not is_on_host(updates):
             num_first = min(num_first, DENSE_ELSEWHERE)
         first = spanning_tree_of(to_numpy(cosine_similarity(updates[:num_first, :])))
         self._tree = _Edges(first.edge_rows, first.similarities)
-        self._rows_at_join = num_first
-        self._look()
+        self._rows_of_tree = num_first
+        self._measure_reach()
         for start, block in _blocks(updates, num_first, self._most_entries):
             self._add(start, block)
         self._join(int(updates.shape[0]))
         return Hierarchy(edge_rows=self._tree.rows, similarities=self._tree.similarities)
 
     def _add(self, start: int, block: Array) -> None:
-        """Add rows, given their similarities with all before them; changes the block."""
+        """Add rows, given their similarities to all rows before each; changes the block."""
         xp = array_namespace(block)
         num_new, num_rows = (int(length) for length in block.shape)
-        # Every row's strongest edge makes a spanning tree of all, by which the block is sifted.
+        # With the strongest edge of each new row, the tree spans all rows and can sift the block.
         nearest = xp.argmax(block, axis=1)
         here = xp.arange(num_new, device=device(block))
         strongest = _edges(nearest, np.arange(start, num_rows), block[here, nearest])
@@ -211,7 +218,7 @@ class _Forest:
             rows = block[top : top + step, :]
             places = sieve.sifted(rows, start + top)
             if len(places) > MOST_WAITING and step > 1:
-                step //= 2  # or the host would get too many at once
+                step //= 2  # fewer rows, so that the host gets fewer places at once
                 continue
             row, column = np.divmod(to_numpy(places), num_rows)
             found = xp.take(xp.reshape(rows, (-1,)), places)
@@ -219,11 +226,11 @@ class _Forest:
             top += step
             if self._num_waiting > MOST_WAITING:
                 self._join(num_rows)
-                self._look()
+                self._measure_reach()
                 sieve = _Sieve(self._reach, block)
-        if num_rows >= GROWTH * self._rows_at_join:
+        if num_rows >= GROWTH * self._rows_of_tree:
             self._join(num_rows)
-            self._look()
+            self._measure_reach()
 
     def _keep(self, edges: _Edges) -> None:
         self._waiting.append(edges)
@@ -237,10 +244,10 @@ class _Forest:
         kept = order[_kept_by_rank(edges.rows[order], num_rows)]
         self._tree = _Edges(edges.rows[kept], edges.similarities[kept])
         self._waiting, self._num_waiting = [], 0
-        self._rows_at_join = num_rows
+        self._rows_of_tree = num_rows
 
-    def _look(self) -> None:
-        """See how strongly the tree connects its rows."""
+    def _measure_reach(self) -> None:
+        """Compute how strongly the tree connects its rows."""
         self._reach = _reach_from(_chosen_hubs(self._tree), self._tree)
 
 
@@ -250,9 +257,9 @@ class _Sieve:
     Parameters
     ----------
     reach
-        Of all rows up to the block's last.
+        Of all rows up to the last of the block.
     block
-        Says of which library and where the arrays are.
+        The arrays here are of its library, and on its device.
     """
 
     def __init__(self, reach: _Reach, block: Array) -> None:
@@ -276,13 +283,13 @@ class _Sieve:
             self._ceilings[number, :] = xp.minimum(own, to_hub.to_beat_by(self._row))
 
     def sifted(self, rows: Array, start: int) -> Array:
-        """Give where similarities may be edges of rows that begin at this one, row after row."""
+        """Find the flat places of similarities that may be edges, in rows from ``start`` on."""
         xp = array_namespace(rows)
         own = slice(start, start + int(rows.shape[0]))
         paths = _Paths(*(part[own][:, None] for part in self._paths))
         ceilings = xp.take(self._ceilings, self._hub[own], axis=0)
         places = _places(rows >= xp.minimum(ceilings, paths.strength))
-        # Where few are equal it costs more to tell which of them comes first than to keep them.
+        # If few are equal, keeping them costs less than finding out which comes first.
         if places.shape[0] > MOST_USUALLY * rows.shape[0] * rows.shape[1]:
             places = _places(rows >= xp.minimum(ceilings, paths.to_beat_by(self._row[None, :])))
         return places
@@ -295,16 +302,16 @@ def _places(is_there: Array) -> Array:
 
 
 class _Paths(NamedTuple):
-    """What similarities have to be to beat the weakest edges of some paths."""
+    """The weakest edges of some paths, and the similarities that would beat them."""
 
-    strength: Array  # its similarity
+    strength: Array  # similarity of the weakest edge
     beyond: Array  # the next larger number
-    first: Array  # its smaller row
+    first: Array  # smaller row of the weakest edge
 
     def to_beat_by(self, row: Array) -> Array:
-        """Give what the similarity of an edge must be at least, if its smaller row is this one.
+        """Compute the least similarity that an edge needs, if its smaller row is ``row``.
 
-        Of equal ones the edge with the smaller row is the better.
+        Of equal edges the one with the smaller row is better.
         """
         xp = array_namespace(row)
         to_beat: Array = xp.where(self.first < row, self.beyond, self.strength)
@@ -312,11 +319,11 @@ class _Paths(NamedTuple):
 
 
 def _paths(strengths: Strengths, dtype: np.dtype[np.floating]) -> tuple[NDArray[np.generic], ...]:
-    """Give what makes :class:`_Paths`."""
+    """Compute the three fields of :class:`_Paths`."""
     strength = strengths.real.astype(dtype)
     with np.errstate(under="ignore"):
         beyond = np.nextafter(strength, dtype.type(np.inf))
-    # Similarities that are larger than 1 by rounding count as 1.
+    # Similarities that exceed 1 by rounding count as 1, so nothing beats 1.
     beyond[strength >= 1] = np.inf
     return strength, beyond, (-strengths.imag).astype(np.int32)
 
@@ -327,18 +334,18 @@ def _edges(smaller: Array, larger: NDArray[np.intp], similarities: Array) -> _Ed
 
 
 def _blocks(updates: Array, start: int, most_entries: int) -> Iterator[tuple[int, Array]]:
-    """Give, for some rows at a time, their cosines with all rows before each of them.
+    """Compute, for some rows at a time, their cosines to all rows before each of them.
 
-    Where a row is not before, there is minus infinity.
+    Entries for other rows are minus infinity.
     """
     xp = array_namespace(updates)
     num_clients = int(updates.shape[0])
     rows, scale = scaled_for_cosines(updates)
     while start < num_clients:
-        # So many rows n that n * (start + n) entries are enough.
+        # The largest n with n * (start + n) <= most_entries.
         num_new = (math.isqrt(start**2 + 4 * most_entries) - start) // 2
         end = min(num_clients, start + max(1, num_new))
-        block = products(rows[start:end, :], rows[:end, :])
+        block = inner_products(rows[start:end, :], rows[:end, :])
         for strip in column_blocks(end - start, max(1, _at_once(updates) // end)):
             similarity = block[strip, :]  # a view
             similarity *= scale[None, :end]
@@ -356,7 +363,7 @@ def _at_once(array: Array) -> int:
 def _followed_up(
     above: NDArray[np.intp], strength: Strengths
 ) -> tuple[NDArray[np.intp], Strengths]:
-    """Go from every row up to where it ends, and give that and the weakest edge on the way."""
+    """Follow every row up to its end; return the ends and the weakest edges on the way."""
     while not np.array_equal(higher := above[above], above):  # half as many steps each time
         strength = np.minimum(strength, strength[above])
         above = higher
@@ -364,7 +371,7 @@ def _followed_up(
 
 
 def _kept_by_rank(edges: NDArray[np.intp], num_rows: int) -> NDArray[np.intp]:
-    """Give which of the edges, the best first, a spanning forest keeps."""
+    """Return the edges that a spanning forest keeps; the best edges come first."""
     ranks = np.arange(1, len(edges) + 1, dtype=np.float64)
     graph = coo_array((ranks, (edges[:, 0], edges[:, 1])), shape=(num_rows, num_rows))
     kept = minimum_spanning_tree(graph.tocsr(), overwrite=True).data
@@ -372,10 +379,10 @@ def _kept_by_rank(edges: NDArray[np.intp], num_rows: int) -> NDArray[np.intp]:
 
 
 def _chosen_hubs(tree: _Edges) -> NDArray[np.intp]:
-    """Choose rows in the middle of the large groups that hang together.
+    """Choose rows in the middle of large connected groups.
 
-    The weakest edges are cut, more and more of them. Whenever that sets free a large group
-    without a hub, the group gets one, at its strongest edge.
+    The weakest edges are cut, more and more of them. Whenever that separates a large group
+    without a hub, the group gets a hub at its strongest edge.
     """
     num_rows = len(tree.rows) + 1
     enough = max(FEWEST_AROUND_A_HUB, num_rows // 512)
@@ -387,7 +394,7 @@ def _chosen_hubs(tree: _Edges) -> NDArray[np.intp]:
         num_groups, group = connected_components(graph, directed=False)
         sizes = np.bincount(group, minlength=num_groups)
         sizes[group[hubs]] = 0
-        # Edges come from the strongest down, so a group's first one is its strongest.
+        # Edges are in descending order, so the first edge of a group is its strongest.
         with_edges, firsts = np.unique(group[kept[:, 0]], return_index=True)
         strongest = dict(zip(with_edges.tolist(), kept[firsts, 0].tolist(), strict=True))
         largest = np.argsort(-sizes, kind="stable")[: MOST_HUBS - len(hubs)]
@@ -399,8 +406,8 @@ def _chosen_hubs(tree: _Edges) -> NDArray[np.intp]:
 def _reach_from(hub_rows: NDArray[np.intp], tree: _Edges) -> _Reach:
     """Find the strongest path from every row to a hub, and between the hubs."""
     num_rows, num_hubs = len(tree.rows) + 1, len(hub_rows)
-    # A root above all hubs, by edges stronger than any: of the paths to it the best tree has the
-    # strongest, and what it drops is the weakest edge between two hubs.
+    # A root is joined to all hubs by edges stronger than any other. The best tree has the strongest
+    # path from each row to the root; each edge that it drops is the weakest between two hubs.
     to_root = np.stack([hub_rows, np.full(num_hubs, num_rows)], axis=1)
     edges = np.concatenate([to_root, tree.rows])
     strengths = np.concatenate([np.full(num_hubs, np.inf), tree.strengths])
@@ -413,7 +420,7 @@ def _reach_from(hub_rows: NDArray[np.intp], tree: _Edges) -> _Reach:
     low, high = edges[kept].T
     is_below = above[low] == high
     strength[np.where(is_below, low, high)] = strengths[kept]
-    above[hub_rows] = hub_rows  # or all would end at the root
+    above[hub_rows] = hub_rows  # so that paths end at hubs, not at the root
     above[num_rows] = num_rows
     above, strength = _followed_up(above, strength)
     number = np.zeros(num_rows + 1, dtype=np.intp)

@@ -1,10 +1,11 @@
-"""The exact two-way split from similarities that are only nearly right, such as of sketches.
+"""The exact two-way split, found from approximate similarities such as those of sketches.
 
-Which clients the smallest cut may part is seen from the sketches: those that hang together by
-similarities that are larger than any it could have, by twice the error. Only between such parts,
-and of those only for the pairs that may be the most similar ones, are exact similarities asked.
-How large the error is likely to be rests on updates that are spread over many coordinates, so the
-edges of the sketches' tree, on which all depends, are looked at as well.
+Approximate similarities tell which clients the smallest cut cannot separate: those that are joined
+by similarities larger than the cut's, by more than twice the error. Such clients form a part. Exact
+similarities are computed only between parts, and only for pairs that may be the most similar ones.
+
+The likely error assumes updates that are spread over many coordinates. So the edges of the sketches'
+spanning tree, on which everything depends, are checked against exact similarities as well.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ __all__ = [
     "refined",
 ]
 
-# Maps rows a and rows b, as many, to the exact cosine of each pair.
+# Maps rows a and rows b, of equal length, to the exact cosine of each pair.
 PairCosines: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.intp]], NDArray[np.floating]]
 
-FAILURE = 0.01  # how probable it may be that any of all pairs is off by more than likely
+FAILURE = 0.01  # probability that any pair is off by more than the likely error
 NUMBERS_AT_ONCE = 2**22
-# Of a larger share of the pairs, comparing all of them at once is faster than picking them.
+# If more than this share of the pairs is needed, computing all of them at once is faster.
 LARGEST_SHARE = 0.2
-# So many numbers of a product take as long as one of a pair that is compared by itself.
+# Comparing a pair by itself takes as long as this many entries of a matrix product.
 PAIR_COST = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What no smallest cut can part, as far as similarities with an error can tell.
+    """Parts of the clients that no smallest cut separates, by approximate similarities.
 
     Attributes
     ----------
@@ -66,20 +67,21 @@ class Parts:
 
     @property
     def num_parts(self) -> int:
-        """How many there are; if two, the cut is certain."""
+        """Count of parts; if there are two, the cut is certain."""
         return int(self.part.max()) + 1
 
 
 def likely_error(projection: Projection, num_clients: int) -> float:
-    """Give how far the cosine of any two of so many sketches is likely off at most.
+    """Bound the likely error of the cosine of any two of ``num_clients`` sketches.
 
     Notes
     -----
-    The cosine of two sketches is a sum over many coordinates, so it is taken to be normal with
-    the projection's typical error; no pair of all is then off by more with probability 0.99.
-    Rounding, of which the bound is added, counts where sketches are exact.
-    For updates that consist of a few coordinates only that is too little:
-    :func:`are_edges_right` tells.
+    The cosine of two sketches is a sum over many coordinates. So its error is taken to be normal,
+    with the projection's typical error as the standard deviation. With probability 0.99 no pair
+    is then off by more. The bound of rounding is added, which counts where sketches are exact.
+
+    For updates that consist of a few coordinates the bound is too small;
+    :func:`are_edges_right` finds that out.
 
     Examples
     --------
@@ -92,10 +94,10 @@ def likely_error(projection: Projection, num_clients: int) -> float:
 
 
 def parts_of(merges: Hierarchy, error: float) -> Parts:
-    """Find what hangs together too strongly for the smallest cut.
+    """Find the parts: clients that are joined too strongly for the smallest cut.
 
     The cut through the weakest edge has a cross-similarity of at most that edge's plus the
-    error. A similarity that is larger by twice the error is larger in truth.
+    error. A similarity that is larger by more than twice the error is larger in truth.
     """
     level = merges.similarities[-1] + 2 * error
     num_weak = int(np.count_nonzero(merges.similarities <= level))
@@ -103,10 +105,9 @@ def parts_of(merges: Hierarchy, error: float) -> Parts:
 
 
 def are_edges_right(merges: Hierarchy, error: float, exact: PairCosines) -> bool:
-    """Whether no edge of a tree of sketches is off by more than the error.
+    """Return whether every edge of the sketches' spanning tree is within the error.
 
-    Two clients whose sketches resemble each other by mistake are an edge of it, if that changes
-    anything.
+    Two sketches that are similar by mistake matter only if they are an edge of this tree.
     """
     cosines = exact(merges.edge_rows[:, 0], merges.edge_rows[:, 1])
     return bool((np.abs(cosines - merges.similarities) <= error).all())
@@ -131,15 +132,15 @@ def refined(
     error
         Of any similarity.
     exact
-        Gives exact cosines.
+        Computes exact cosines.
     largest_share
-        Of all pairs, for how many that is asked at most.
+        Share of all pairs for which exact cosines may be computed.
 
     Returns
     -------
     tuple or None
-        The split with its exact cross-similarity, and of how many pairs the exact cosine was
-        asked. None, and nothing was asked, if it would be more of them.
+        The split with its exact cross-similarity, and the number of exact cosines computed.
+        None, without computing any, if more than ``largest_share`` would be needed.
     """
     part, num_parts = parts.part, parts.num_parts
     most_pairs = largest_share * len(part) ** 2 / 2
@@ -152,8 +153,8 @@ def refined(
         rows = order[first : firsts[number + 1] if number + 1 < num_parts else None]
         nearest = similarity[rows].max(axis=0)
         strongest[number] = np.maximum.reduceat(nearest[order], firsts)
-    # Pairs within a part decide nothing, nor do those of two parts that are connected through
-    # others more strongly than any of their own pairs can be.
+    # Pairs within a part decide nothing. Nor do those of two parts that are joined through other
+    # parts, more strongly than any of their own pairs can be similar.
     decides = strongest + 2 * error >= _paths(strongest)
     np.fill_diagonal(decides, val=False)
     to_beat = np.where(decides, strongest - 2 * error, math.inf)
@@ -181,7 +182,7 @@ def refined(
 
 
 def _paths(similarity: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Give the weakest edge on the strongest path between every two rows."""
+    """Compute the weakest edge on the strongest path between every two rows."""
     num_rows = len(similarity)
     merges = spanning_tree_of(similarity)
     weakest = np.full((num_rows, num_rows), np.inf, dtype=similarity.dtype)
@@ -198,7 +199,12 @@ def _paths(similarity: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def cosines_of_pairs(
-    updates: Array, a_rows: NDArray[np.intp], b_rows: NDArray[np.intp]
+    updates: Array,
+    a_rows: NDArray[np.intp],
+    b_rows: NDArray[np.intp],
+    *,
+    numbers_at_once: int = NUMBERS_AT_ONCE,
+    pair_cost: float = PAIR_COST,
 ) -> NDArray[np.floating]:
     """Compute the cosines of some pairs of updates.
 
@@ -208,6 +214,11 @@ def cosines_of_pairs(
         Shape (num_clients, dim); of any library, on any device.
     a_rows, b_rows
         Shape (num_pairs,): the rows of each pair.
+    numbers_at_once
+        Bounds the temporary memory.
+    pair_cost
+        Time of comparing a pair by itself, in entries of a matrix product. It decides which of
+        the two ways is taken.
 
     Returns
     -------
@@ -223,13 +234,13 @@ def cosines_of_pairs(
     lefts, left_places = np.unique(a_rows, return_inverse=True)
     rights, right_places = np.unique(b_rows, return_inverse=True)
     found = np.empty(len(a_rows), dtype=np.float64)
-    if PAIR_COST * len(a_rows) < len(lefts) * len(rights):
-        at_once = max(1, NUMBERS_AT_ONCE // int(updates.shape[1]))
+    if pair_cost * len(a_rows) < len(lefts) * len(rights):
+        at_once = max(1, numbers_at_once // int(updates.shape[1]))
         for some in column_blocks(len(a_rows), at_once):
             found[some] = _one_by_one(updates, a_rows[some], b_rows[some])
         return found
-    # Some rows of the left side at a time; each asks for a product with those it is paired with.
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, len(rights)))
+    # Some rows of the left side at a time; each block is multiplied with the rows of its pairs.
+    at_once = max(1, numbers_at_once // max(1, len(rights)))
     by_left = np.argsort(left_places, kind="stable")
     starts = np.searchsorted(left_places[by_left], np.arange(0, len(lefts) + at_once, at_once))
     for block, (start, end) in enumerate(pairwise(starts.tolist())):

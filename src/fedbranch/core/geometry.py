@@ -1,8 +1,8 @@
 """Norms, cosine similarities and weighted means of client updates.
 
 The functions take arrays of any Array API library (NumPy, PyTorch on any device)
-and return arrays of the same kind. They walk over tiles, so that the temporary memory is
-that of one tile, however many updates there are and however long.
+and return arrays of the same kind. They work tile by tile, so the temporary memory is that of
+one tile, whatever the number and length of updates.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from fedbranch.core.products import (
-    BLOCK,
+    BLOCK_COLUMNS,
     column_blocks,
+    inner_products,
     is_on_host,
     mirror_scaled,
-    products,
     to_numpy,
     upper_products,
 )
@@ -39,10 +39,10 @@ __all__ = [
     "weighted_mean",
 ]
 
-# Of squared lengths by dtype: between these nothing overflows, and what underflows is below the
-# last digit.
-SAFE_SQUARES = {32: (1e-30, 1e30), 64: (1e-250, 1e250)}  # by bits of a number
-ROWS_OF_A_MEAN = 512  # at once: of more there would be few columns of each
+# Squared lengths between these bounds did not overflow, and what underflowed is below the last
+# digit. By the bits of a number.
+SAFE_SQUARES = {32: (1e-30, 1e30), 64: (1e-250, 1e250)}
+ROWS_OF_A_MEAN = 512  # of a tile; with more rows, a tile would have few columns
 
 
 def norms(updates: Array) -> Array:
@@ -56,8 +56,8 @@ def norms(updates: Array) -> Array:
     Returns
     -------
     Array
-        Shape (num_clients,), float64. Squares are summed in float64, so that no
-        float32 update overflows or underflows.
+        Shape (num_clients,), float64. Squares are summed in float64, so no float32
+        update overflows or underflows.
 
     Examples
     --------
@@ -83,9 +83,9 @@ def cosine_similarity(updates: Array, others: Array | None = None) -> Array:
     Returns
     -------
     Array
-        Shape (num_clients, num_others), in [-1, 1], of the updates' dtype. A zero
-        update is similar to nothing: its similarities are 0, also the one to itself. Those of
-        an update with NaN or infinity are NaN.
+        Shape (num_clients, num_others), in [-1, 1], of the updates' dtype. The
+        similarities of a zero update are 0, also the one to itself. Those of an update
+        with NaN or infinity are NaN.
 
     Notes
     -----
@@ -116,18 +116,20 @@ def cosine_error_bound(dim: int, unit_roundoff: float = 2.0**-24) -> float:
     """Bound the error of any entry of :func:`cosine_similarity`.
 
     Summing a block of b products costs at most b roundings, adding up the blocks one
-    rounding each. The squared lengths may be such sums as well; scaling costs the rest. Blocks
-    have at most 4096 entries: by our own doing or, where many updates are multiplied with
-    themselves, by that of the BLAS library, whose blocks are shorter in all that we know.
+    rounding each. The squared lengths may be such sums as well; scaling costs the rest. Our
+    blocks have at most 4096 entries. Where many updates are multiplied with themselves, the
+    blocks are those of the BLAS library; all that we know have shorter ones.
 
     Examples
     --------
     >>> cosine_error_bound(1_000_000) < 5.3e-4
     True
     """
-    roundings = 2 * (min(dim, BLOCK) + math.ceil(dim / BLOCK)) + 8
+    roundings = 2 * (min(dim, BLOCK_COLUMNS) + math.ceil(dim / BLOCK_COLUMNS)) + 8
     if roundings * unit_roundoff >= 1:
-        raise ValueError(f"unit_roundoff is {unit_roundoff}; there is no bound for so few digits")
+        raise ValueError(
+            f"unit_roundoff is {unit_roundoff}; with dim {dim} no bound holds, use more digits"
+        )
     return roundings * unit_roundoff / (1 - roundings * unit_roundoff)
 
 
@@ -171,7 +173,7 @@ def weighted_mean(updates: Array, weights: Array) -> Array:
 
 
 def take_rows(matrix: Array, rows: Sequence[int]) -> Array:
-    """Give some rows of a matrix, in this order; rows that follow each other are not copied."""
+    """Take rows of a matrix, in this order; consecutive rows are a view, not a copy."""
     first, end = rows[0], rows[0] + len(rows)
     if list(rows) == list(range(first, end)):
         return matrix if len(rows) == matrix.shape[0] else matrix[first:end]
@@ -181,7 +183,7 @@ def take_rows(matrix: Array, rows: Sequence[int]) -> Array:
 
 
 def checked_namespace(updates: Array, name: str):  # type: ignore[no-untyped-def]  # a module
-    """Give the library that updates are of, or say what is wrong with them."""
+    """Return the array library of updates; raise if their shape or dtype is wrong."""
     xp = array_namespace(updates)
     if updates.ndim != 2 or updates.shape[1] == 0:
         raise ValueError(
@@ -193,11 +195,11 @@ def checked_namespace(updates: Array, name: str):  # type: ignore[no-untyped-def
 
 
 def _tiles(updates: Array, num_rows: int = 1) -> Iterator[tuple[slice, slice]]:
-    """Cut updates into tiles that are widened to float64 at once, row after row of them.
+    """Cut updates into tiles, each of which is widened to float64 at once.
 
     On the CPU a tile fits into the cache; elsewhere, where every operation is a launch, it is
-    larger. It has so many rows and what columns there is then room for; more rows, if these are
-    all columns.
+    larger. A tile has ``num_rows`` rows and the columns that there is then room for. If these
+    are all columns, it has more rows.
     """
     entries = 2**16 if is_on_host(updates) else 2**26
     num_updates, dim = (int(length) for length in updates.shape)
@@ -220,7 +222,7 @@ def _lengths(updates: Array) -> _Lengths:
 
 
 def _largest_entries(updates: Array) -> Array:
-    """Give what to divide by before squaring in float64: nothing, unless it is float64 already."""
+    """Return divisors that keep squares in float64: the largest entries of float64, else ones."""
     xp = array_namespace(updates)
     largest = _ones(updates)
     if updates.dtype == xp.float64:
@@ -259,9 +261,9 @@ def unit_rows(updates: Array) -> Array:
 
 
 def _similarity_of_all(updates: Array) -> Array:
-    """Compare all pairs: one symmetric product, whose own diagonal has the squared lengths."""
+    """Compare all pairs by one symmetric product; its diagonal has the squared lengths."""
     xp = array_namespace(updates)
-    with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below
         similarity = upper_products(updates)
     squares = xp.linalg.diagonal(similarity)
     if not _are_safe(updates, squares):
@@ -269,7 +271,7 @@ def _similarity_of_all(updates: Array) -> Array:
         similarity = upper_products(updates)
         squares = xp.linalg.diagonal(similarity)
     scale = _one_over_root(squares)
-    # One for all but zero updates. (A product of rounded factors may be off by a digit.)
+    # 1 for all but zero updates, set here as a product of rounded factors may miss it.
     own = xp.where(xp.isnan(squares), squares, xp.astype(scale > 0, similarity.dtype))
     mirror_scaled(similarity, scale)
     itself = xp.arange(similarity.shape[0], device=device(updates))
@@ -278,15 +280,15 @@ def _similarity_of_all(updates: Array) -> Array:
 
 
 class Scaled(NamedTuple):
-    """Updates whose products stay in range, and what makes cosines of these products."""
+    """Updates whose inner products stay in range, and factors that make these products cosines."""
 
-    rows: Array  # the updates, or if they are very long or short a scaled copy
-    factors: Array  # (num_updates,), of the same dtype; 0 of a zero update, similar to nothing
+    rows: Array  # the updates, or a scaled copy if they are very long or short
+    factors: Array  # (num_updates,), of the same dtype; 0 for a zero update
 
 
 def cosines_of_scaled(left: Scaled, right: Scaled) -> Array:
-    """Do what :func:`cosine_similarity` does with updates that are compared more than once."""
-    similarity = products(left.rows, right.rows)
+    """Compute cosines as :func:`cosine_similarity` does, of updates that were scaled before."""
+    similarity = inner_products(left.rows, right.rows)
     similarity *= left.factors[:, None]
     similarity *= right.factors[None, :]
     clipped: Array = array_namespace(similarity).clip(similarity, -1.0, 1.0)
@@ -294,8 +296,8 @@ def cosines_of_scaled(left: Scaled, right: Scaled) -> Array:
 
 
 def scaled_for_cosines(updates: Array) -> Scaled:
-    """Measure updates, so that their products can be made cosines."""
-    with np.errstate(over="ignore"):  # that is what is looked for
+    """Compute the factors that make inner products of updates cosines."""
+    with np.errstate(over="ignore"):  # checked below
         squares = _scaled_norms(updates, _ones(updates)) ** 2
     if not _are_safe(updates, squares):
         updates = unit_rows(updates)
@@ -305,20 +307,20 @@ def scaled_for_cosines(updates: Array) -> Scaled:
 
 
 def _are_safe(updates: Array, squares: Array) -> bool:
-    """Whether squared lengths neither overflowed nor lost digits."""
+    """Return whether squared lengths neither overflowed nor lost digits."""
     bits = array_namespace(updates).finfo(updates.dtype).bits
     shortest, longest = SAFE_SQUARES.get(bits, (math.inf, -math.inf))
     found = to_numpy(squares)
     is_zero = found == 0
     if not bool(((found > shortest) & (found < longest) | is_zero).all()):
         return False
-    # Zero, or so short that the squares vanished?
+    # A square of 0 is right only for a zero update.
     zeros = np.flatnonzero(is_zero).tolist()
     return not zeros or not bool(to_numpy(take_rows(updates, zeros)).any())
 
 
 def _one_over_root(squares: Array) -> Array:
-    """Give what scales to length one: zero for a zero update, which is similar to nothing."""
+    """Compute the factors that scale to length one; 0 for a zero update."""
     xp = array_namespace(squares)
     wide = xp.astype(squares, xp.float64)
     safe = xp.where(wide > 0, wide, xp.ones_like(wide))

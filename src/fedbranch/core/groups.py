@@ -1,9 +1,9 @@
 """Groups among updates: how many there are, and whether they are more than sampling noise.
 
-Every client gives two updates a, b from two random halves of its data. With v = (a + b) / 2
+Every client computes two updates a, b from two random halves of its data. With v = (a + b) / 2
 and h = (a - b) / 2, the length of h estimates the noise of v, and ``|v|² - |h|² = <a, b>`` its
-signal (the paper's γ_i is their ratio). So similarities can be corrected for noise, and what
-is seen in one half can be looked for in the other.
+signal (the paper's γ_i is their ratio). So similarities can be corrected for noise, and groups
+that are found in one half can be tested in the other.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fedbranch.types import Array
 __all__ = ["Halves", "Structure", "compared_halves", "find_structure"]
 
 MOST_GROUPS = 20
-# Of so many clients one may be misplaced: among many there always is one.
+# One in this many clients may be misplaced: among many clients there always is one.
 CLIENTS_PER_MISPLACED = 50
-LEAST_LEVEL = 1e-8
-# A reliability below this is not told from zero; dividing by it would make noise of anything.
+LEAST_LEVEL = 1e-8  # of a p-value
+# A smaller reliability cannot be told from zero; dividing by it would amplify noise.
 LEAST_RELIABILITY = 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """What is compared between clients: cosines, as whole updates and across halves.
+    """The comparisons of clients: cosines of whole updates, and across halves.
 
     Attributes
     ----------
@@ -50,32 +50,34 @@ class Halves:
 
     @property
     def noise(self) -> float:
-        """The paper's γ of a typical client: noise by signal. Infinite without any signal."""
+        """The paper's γ of a typical client: noise divided by signal; infinite without signal."""
         reliability = float(np.median(self.reliability))
         return math.sqrt((1 - reliability) / reliability) if reliability > 0 else math.inf
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Structure:
-    """A grouping, and how clearly it stands out.
+    """A grouping of clients, and the measures of how clear it is.
 
     Attributes
     ----------
     groups
         Shape (m,): the group of each row, numbered in the order of their first rows.
     scatter
-        How far apart clients of one group are, as a share of how far apart clients of
-        different groups are, both corrected for noise. 0: a group's clients agree; 1: any
-        other grouping would be as good.
+        Distance between clients of one group, divided by that between clients of different
+        groups, both corrected for noise. 0: a group's clients agree; 1: any other grouping
+        would be as good.
     loosest_scatter
         The same for the group that agrees least.
     p_value
-        Of two groups that differ least: how probable their difference is, in one half of the
-        data along the direction seen in the other, if they were the same.
+        For the two groups that differ least: the probability of their difference if they were
+        the same. It is measured in one half of the data, along the direction in the other.
     level
-        What the p-value was compared with.
+        The level that the p-value was compared with.
     misplaced
-        Shape (m,): the clients whose halves are, across halves, more similar to another group.
+        Shape (m,): true for clients that are, across halves, more similar to another group.
+    limits
+        The largest ``scatter`` and ``loosest_scatter`` of clear groups.
     """
 
     groups: NDArray[np.intp]
@@ -88,22 +90,22 @@ class Structure:
 
     @property
     def num_groups(self) -> int:
-        """How many groups there are."""
+        """Count of groups."""
         return int(self.groups.max()) + 1
 
     @property
     def num_misplaced(self) -> int:
-        """How many clients are misplaced."""
+        """Count of misplaced clients."""
         return int(self.misplaced.sum())
 
     @property
     def is_clear(self) -> bool:
-        """Whether these are groups, and not just one of many possible cuts."""
+        """Return whether these are groups, and not just one of many possible cuts."""
         return not self.doubt
 
     @property
     def doubt(self) -> str:
-        """What speaks against these groups; empty if nothing does."""
+        """The reason against these groups; empty if there is none."""
         most, most_in_one = self.limits
         if math.isinf(self.scatter):
             return "groups do not differ more than noise"
@@ -140,26 +142,26 @@ def compared_halves(updates: Array, half_differences: Array) -> Halves:
 
 
 def find_structure(halves: Halves) -> Structure | None:
-    """Find the finest grouping that is clear, or else the one that comes closest to it.
+    """Find the finest grouping that is clear, or else the one nearest to being clear.
 
     Groupings are cuts of the average-linkage hierarchy of the similarities. Single linkage,
-    which gives the paper's optimal bipartition, follows chains of noisy clients; the average
+    which gives the paper's optimal bipartition, follows chains of noisy clients. The average
     over two groups does not, and without noise both give the same groups.
 
     Returns
     -------
     Structure or None
-        None if there are fewer than three clients, too few to tell groups from noise, or if
-        all are equally similar.
+        None if there are fewer than three clients, which are too few to tell groups from
+        noise, or if all are equally similar.
 
     Notes
     -----
     The groups were chosen to look different, and m clients can be cut in two in about
-    2**(m - 1) ways. So the level that the p-value must stay below falls with m: 1 % shared by
-    all of these ways (Bonferroni) up to nine clients. Beyond, that is needlessly strict,
-    because the choice is made on the whole updates, of which each half knows only a part;
-    there it falls as 2**(-m / 4), down to 1e-8, which no federation without groups has come
-    near to.
+    2**(m - 1) ways. So the level that the p-value must stay below falls with m. Up to nine
+    clients it is 1 % divided by the number of ways (Bonferroni). For more clients that is
+    needlessly strict, because the choice is made on the whole updates, and each half has only
+    a part of these. There the level falls as 2**(-m / 4), down to 1e-8; no federation without
+    groups has come near that.
 
     Examples
     --------
@@ -180,7 +182,7 @@ def find_structure(halves: Halves) -> Structure | None:
     clear = [structure for structure in found if structure.is_clear]
     if clear:
         return clear[-1]
-    # The one that comes closest, for people to read about.
+    # The grouping nearest to being clear, for the reason that people read.
     in_groups = [structure for structure in found if structure.scatter <= structure.limits[0]]
     if in_groups:
         return min(in_groups, key=lambda structure: structure.p_value)
@@ -196,7 +198,7 @@ def _groupings(similarity: NDArray[np.float64], most: int) -> list[NDArray[np.in
     for num_groups in range(2, most + 1):
         numbers = fcluster(merges, num_groups, "maxclust")
         _, first_rows, groups = np.unique(numbers, return_index=True, return_inverse=True)
-        if len(first_rows) == num_groups:  # fewer where several merges are equally far
+        if len(first_rows) == num_groups:  # there are fewer if several merges are equally far
             order = np.argsort(np.argsort(first_rows))
             cuts.append(order[groups].astype(np.intp))
     return cuts
@@ -237,7 +239,7 @@ def _scatter(halves: Halves, groups: NDArray[np.intp]) -> tuple[float, float]:
     is_other = ~np.eye(len(similar), dtype=bool)
     between = 1 - float(similar[is_other].sum() / attainable[is_other].sum())
     has_pairs = members.sum(axis=0) > 1
-    # Corrected for noise groups are as similar as can be; or every client is its own group.
+    # Corrected for noise, groups do not differ; or every client is its own group.
     if between <= 0 or not has_pairs.any():
         return math.inf, math.inf
     numerators, denominators = similar_within[has_pairs], attainable_within[has_pairs]
@@ -270,12 +272,12 @@ def _largest_p_value(across: NDArray[np.float64], groups: NDArray[np.intp]) -> f
 
 
 def _misplaced(across: NDArray[np.float64], groups: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Find the clients that are, across halves, on average nearer to another group."""
+    """Find the clients that are, across halves and on average, nearer to another group."""
     members = _members(groups)
     both = (across @ members + across.T @ members) / 2
     itself = np.diag(across)[:, None] * members
     others = members.sum(axis=0)[None, :] - members
-    # Without itself, unless a client is a group of its own: then half by half.
+    # A client does not count for its own group, unless it is alone there: then its two halves do.
     alone = others == 0
     nearness = np.where(alone, itself, (both - itself) / np.maximum(others, 1))
     rows = np.arange(len(groups))
@@ -286,6 +288,6 @@ def _misplaced(across: NDArray[np.float64], groups: NDArray[np.intp]) -> NDArray
 
 
 def _members(groups: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Say who is in which group: shape (m, num_groups), ones and zeros."""
+    """Return the membership of clients in groups: shape (m, num_groups), ones and zeros."""
     is_member: NDArray[np.bool_] = groups[:, None] == np.arange(groups.max() + 1)[None, :]
     return is_member.astype(np.float64)

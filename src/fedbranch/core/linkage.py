@@ -1,8 +1,8 @@
 """Two-way splits with the smallest cross-similarity, and the hierarchy they are cuts of.
 
 Deleting the weakest edge of a maximum spanning tree gives the optimal cut (the paper's
-"Optimal Bipartition"); deleting the next ones gives three groups, four groups, and so on:
-single-linkage clustering. So one pass over the similarity matrix answers all of it.
+"Optimal Bipartition"). Deleting the next ones gives three groups, four groups, and so on:
+single-linkage clustering. So one pass over the similarity matrix gives all of these.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Hierarchy:
         )
 
     def linkage(self) -> NDArray[np.float64]:
-        """Give the merges as SciPy's linkage matrix, with 1 - similarity as the distance.
+        """Return the merges as SciPy's linkage matrix, with 1 - similarity as the distance.
 
         Returns
         -------
@@ -151,7 +151,7 @@ def bipartition(similarity: Array) -> Bipartition:
 
     Notes
     -----
-    O(num_clients**2) time. Of equally good cuts, the one is returned that the paper's
+    O(num_clients**2) time. Of equally good cuts, it returns the one that the paper's
     algorithm finds when it takes equal similarities in the order of their (row, column).
 
     Examples
@@ -179,8 +179,8 @@ def hierarchy(similarity: Array) -> Hierarchy:
     -----
     Prim's algorithm on the dense matrix, O(num_clients**2). Edges are ordered by
     similarity, equal ones by (row, column); in that strict order the spanning tree is
-    unique, so ties have one answer whatever the algorithm. For updates whose matrix would not
-    fit into memory there is :func:`fedbranch.core.blocked_linkage.hierarchy_of`.
+    unique, so ties have one answer whatever the algorithm. If the matrix would not fit into
+    memory, use :func:`fedbranch.core.blocked_linkage.hierarchy_of`.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def hierarchy(similarity: Array) -> Hierarchy:
 
 
 def spanning_tree_of(matrix: NDArray[np.floating]) -> Hierarchy:
-    """Do what :func:`hierarchy` does with a matrix that is known to be symmetric and finite."""
+    """Build the :func:`hierarchy` of a matrix that is known to be symmetric and finite."""
     edges, similarities = _grown_tree(matrix)
     order = strict_order(edges, similarities, len(matrix))
     return Hierarchy(edge_rows=edges[order], similarities=similarities[order])
@@ -219,14 +219,14 @@ def strict_order(
 def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
     """Grow the maximum spanning tree from row 0 (Prim): its edges, and how similar they are.
 
-    A step looks at one row of the matrix and twice at a vector. Few rows get a better edge in a
-    step, so all that has to be done for those is cheap.
+    A step reads one row of the matrix, and a vector twice. Few rows get a better edge in a step,
+    so the work for these is cheap.
     """
     num_clients = len(matrix)
     joined = np.empty(num_clients - 1, dtype=np.intp)
     similarities = np.empty(num_clients - 1, dtype=matrix.dtype)
-    # How similar every row is to the tree, and to which row of it; rows in the tree are never
-    # the best, and get nothing better.
+    # For every row its largest similarity to a row of the tree, and that row. A row in the tree
+    # has -inf here and +inf to beat, so it never joins again.
     best = matrix[0].copy()
     best[0] = -np.inf
     to_beat = best.copy()
@@ -256,7 +256,7 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
         rows = is_better.nonzero()[0]
         if rows.size:
             values = offered[rows]
-            if (values == best[rows]).any():  # the smaller edge counts as the better one
+            if (values == best[rows]).any():  # of equal ones, the smaller (row, column) is better
                 before = source[rows]
                 ours = np.minimum(rows, joins) * num_clients + np.maximum(rows, joins)
                 theirs = np.minimum(rows, before) * num_clients + np.maximum(rows, before)
@@ -269,13 +269,13 @@ def _grown_tree(matrix: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray
             if values[place] > best[runner_up]:
                 runner_up = int(rows[place])
         joins = runner_up
-    # By which edge a row joined is settled: nothing beat it afterwards.
+    # The source of a row has not changed since the row joined.
     edges = np.sort(np.stack([joined, source[joined]], axis=1), axis=1)
     return edges, similarities
 
 
 def separation_gap(similarity: Array, groups: Iterable[Hashable]) -> float:
-    """Measure how clearly the true groups separate: the paper's g(α) = α_intra − α_cross.
+    """Compute how clearly the true groups separate: the paper's g(α) = α_intra − α_cross.
 
     Parameters
     ----------
@@ -287,9 +287,9 @@ def separation_gap(similarity: Array, groups: Iterable[Hashable]) -> float:
     Returns
     -------
     float
-        The smallest similarity within a group (1 if no two clients share one) less the
-        cross-similarity of the optimal bipartition. Positive means that the bipartition
-        is correct; it may be correct with a negative gap too.
+        The smallest similarity within a group (1 if no two clients share one) minus the
+        cross-similarity of the optimal bipartition. If it is positive, the bipartition
+        is correct; with a negative gap it may be correct, too.
 
     Examples
     --------
@@ -324,7 +324,7 @@ def _checked_similarity(similarity: Array) -> NDArray[np.floating]:
 
 
 def _asymmetry(matrix: NDArray[np.floating], rows: slice) -> float:
-    """Give the largest difference between some rows, from the diagonal on, and such columns."""
+    """Compute the largest difference between some rows, from the diagonal on, and their mirror."""
     worst = 0.0
     right, down = matrix[rows, rows.start :], matrix[rows.start :, rows].T
     for columns in column_blocks(right.shape[1], TILE_ON_HOST):

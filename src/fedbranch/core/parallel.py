@@ -1,4 +1,4 @@
-"""How many cores there are to work with."""
+"""The cores that this process may use."""
 
 from __future__ import annotations
 

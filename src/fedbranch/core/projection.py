@@ -1,8 +1,8 @@
-"""A few numbers instead of an update, which nearly keep its angle to every other.
+"""Sketches: short projections of updates that nearly keep the angles between them.
 
-How far the angle between two sketches is off follows, whatever kind they are of, from three
-variances; :func:`bound_from_variances` says how. :class:`Projection` is the kind that a server
-can make by itself, of any vectors.
+For sketches of any kind, the error of an angle follows from three variances, see
+:func:`bound_from_variances`. :class:`Projection` is the kind that a server can make by itself, of
+any vectors.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fedbranch.types import Array
 __all__ = ["SMALLEST_SIZE", "Projection", "Variances", "bound_from_variances", "check_cosine"]
 
 SMALLEST_SIZE = 16  # at which a cosine is typically off by 1/4
-# More blocks than this are first folded into fewer numbers, but more than the sketch has.
+# If an update has more blocks than this, it is folded twice: first to more numbers than the sketch.
 MOST_BLOCKS = 16
 ENTRIES_AT_ONCE = 2**16  # in the processor's cache
 ENTRIES_AT_ONCE_ELSEWHERE = 2**26  # where every operation is a launch
 
 
 class Variances(NamedTuple):
-    """How much the sketches of two unit vectors with cosine c vary.
+    """Variances of three quantities of the sketches of two unit vectors with cosine c.
 
-    With a and b their lengths, ``N = (a² + b²) / 2`` has mean 1, ``H = (a² - b²) / 2`` and
-    ``e``, their inner product less c N, have mean 0.
+    With a and b the lengths of the sketches, ``N = (a² + b²) / 2`` has mean 1. ``H = (a² - b²) / 2``
+    and ``e``, their inner product minus c N, have mean 0.
     """
 
     e: float
@@ -42,12 +42,12 @@ class Variances(NamedTuple):
 
 
 def bound_from_variances(cosine: float, variances: Variances, failure: float) -> float:
-    """Bound how far the cosine of two sketches is off.
+    """Bound the error of the cosine of two sketches.
 
     Parameters
     ----------
     cosine
-        The true one.
+        The true cosine.
     variances
         Or upper bounds of them.
     failure
@@ -61,8 +61,8 @@ def bound_from_variances(cosine: float, variances: Variances, failure: float) ->
     Notes
     -----
     The cosine of the sketches is off by at most ``(|e| + |c| (N - ab)) / ab``, where ab =
-    sqrt(N² - H²). Chebyshev's inequality for each of the three gives the bound, which is wide,
-    but needs to assume nothing.
+    sqrt(N² - H²). Chebyshev's inequality for each of the three gives the bound. It is wide,
+    but needs no assumption.
 
     Examples
     --------
@@ -97,11 +97,11 @@ class Projection:
     Attributes
     ----------
     dim
-        How many numbers an update has.
+        Length of an update.
     size
-        How many its sketch has.
+        Length of its sketch.
     seed
-        The same seed, the same projection, with every library and on every device.
+        The same seed gives the same projection, with every library and on every device.
 
     Notes
     -----
@@ -110,12 +110,12 @@ class Projection:
     probability of at most p = 1 / size, and never if they are of one block. Where there would
     be many blocks, the update is first folded in the same way into w > size numbers, and these
     into the sketch: then p = 1 / size + 1 / w. The signs stay independent, whatever the shifts.
-    A projection to another size has other signs and shifts, also with the same seed; so a sketch
-    may be sketched again, to fewer numbers, and p is then the sum of both.
+    A projection to another size has other signs and shifts, also with the same seed. So a sketch
+    may be sketched again, to fewer numbers; p is then the sum of both.
 
     Inner products and squared lengths are right on average over the seeds. Each is a quadratic
     form Σ M_ij s_i s_j [i and j share a bucket] of the signs, of variance 2 Σ_{i≠j} M_ij²
-    P(they share one) <= 2 p ‖M‖². Two unit vectors with cosine c are u = αp + βq and v = αp -
+    P(i and j share a bucket) <= 2 p ‖M‖². Two unit vectors with cosine c are u = αp + βq and v = αp -
     βq with p and q orthonormal, α² = (1 + c) / 2 and β² = (1 - c) / 2; so e, N and H of
     :class:`Variances` have the matrices (1 - c²) / 2 (pp' - qq'), α² pp' + β² qq' and
     αβ (pq' + qp'), and
@@ -171,8 +171,8 @@ class Projection:
         -------
         Array
             Shape (n, size), float32, of the same library and on the same device. A row depends
-            on nothing but the update, bit for bit. With dim <= size it is the update, with
-            other signs and in other places.
+            on nothing but the update, bit for bit. With dim <= size a row is the update, with
+            other signs and in another order.
         """
         xp = array_namespace(updates)
         if updates.ndim != 2 or updates.shape[1] != self.dim:
@@ -196,11 +196,11 @@ class Projection:
             sketches[rows] = self.end(folded)
         return sketches
 
-    # The same in steps, for those who go over the updates block by block anyway
+    # The same in steps, for callers that read the updates block by block anyway
 
     @property
     def block_width(self) -> int:
-        """How many columns are folded at once."""
+        """Count of columns that are folded at once."""
         return self.widths[0]
 
     @cached_property
@@ -211,7 +211,7 @@ class Projection:
         return np.where(bits, np.float32(1), np.float32(-1))
 
     def begin(self, num_rows: int, like: Array | None = None) -> Array:
-        """Begin the sketches of so many updates, in memory like that of an array."""
+        """Begin the sketches of ``num_rows`` updates, in memory like that of an array."""
         shape = (num_rows, self.block_width)
         if like is None:
             return np.zeros(shape, dtype=np.float32)
@@ -220,11 +220,11 @@ class Projection:
         return begun
 
     def fold(self, folded: Array, part: Array, block: int) -> None:
-        """Add a block of columns, which have their signs already, to what was begun."""
+        """Add a block of columns, which have their signs already, to sketches that were begun."""
         _add_rolled(folded, part, self.shifts[0][block])
 
     def end(self, folded: Array) -> Array:
-        """Give the sketches, when all blocks were added."""
+        """Compute the sketches when all blocks were added."""
         sketches = folded
         for narrower, shifts in zip(self.widths[1:], self.shifts[1:], strict=True):
             sums = array_namespace(sketches).zeros_like(sketches[:, :narrower])
@@ -235,12 +235,12 @@ class Projection:
             sketches = sums
         return sketches
 
-    # How far it is off
+    # The error
 
     def typical_error(self, cosine: float = 0.0) -> float:
-        """Give about the standard deviation of the cosine of two sketches, for a true cosine.
+        """Estimate the standard deviation of the cosine of two sketches, for a true cosine.
 
-        It is an upper limit for that of e, by which the cosine is off to first order (see the
+        It is an upper limit for that of e, the error of the cosine to first order (see the
         class's notes). For two vectors that are spread over many coordinates the cosine's own is
         nearly the same. For vectors of few coordinates it may be many times larger: of
         (1, 0.9) and (0.9, 1) on any two of 2,000 coordinates it is 0.18 with size 64, not 0.0015.
@@ -249,12 +249,12 @@ class Projection:
         return (1 - cosine**2) * math.sqrt(self._collisions)
 
     def error_bound(self, cosine: float = 0.0, *, failure: float = 0.05) -> float:
-        """Give a bound on how far the cosine of two sketches is off.
+        """Bound the error of the cosine of two sketches.
 
         Parameters
         ----------
         cosine
-            The true one.
+            The true cosine.
         failure
             The bound holds with at least probability 1 - ``failure``, over the seeds.
 
@@ -279,7 +279,7 @@ class Projection:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """How many numbers there are after each fold, the last time those of the sketch."""
+        """Count of numbers after each fold; the last is the size of the sketch."""
         num_blocks = math.ceil(self.dim / self.size)
         if num_blocks <= MOST_BLOCKS:
             return (self.size,)
@@ -287,7 +287,7 @@ class Projection:
 
     @cached_property
     def shifts(self) -> tuple[tuple[int, ...], ...]:
-        """Where in its buckets each block of columns of each fold begins."""
+        """For each fold, the bucket at which each block of columns begins."""
         shifts = []
         num_before = self.dim
         for fold, width in enumerate(self.widths):

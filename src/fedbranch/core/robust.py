@@ -1,8 +1,8 @@
 """Aggregates that a few hostile clients cannot move far, to use in place of the mean.
 
 Pass one as ``aggregate`` to :class:`fedbranch.Server` or :func:`fedbranch.simulate`: it then
-averages inside every cluster. What they promise holds for clients that all want the same, as
-inside a true cluster; with several groups in one cluster, those in the minority look hostile.
+averages inside every cluster. Its guarantee holds for clients of one distribution, as inside a
+true cluster. If a cluster has several groups, clients of the minority look hostile.
 
 The functions take arrays of any Array API library, like those of
 :mod:`fedbranch.core.geometry`, and walk over blocks of columns.
@@ -45,13 +45,13 @@ def median(updates: Array, weights: Array) -> Array:
     updates
         Shape (num_clients, dim), floating and finite.
     weights
-        Shape (num_clients,). Ignored: every client counts alike, whatever it claims.
+        Shape (num_clients,). Ignored: every client counts alike, whatever weight it claims.
 
     Returns
     -------
     Array
-        Shape (dim,), of the updates' dtype; of an even number of clients the mean of the two
-        in the middle. The order of the clients changes no bit.
+        Shape (dim,), of the updates' dtype. For an even number of clients it is the mean of the
+        two in the middle. The order of the clients changes no bit.
 
     Examples
     --------
@@ -75,15 +75,16 @@ def trimmed_mean(share: float) -> RobustAggregate:
     Parameters
     ----------
     share
-        Of the clients, in [0, 0.5): how many to leave out at either end, rounded down; of 9
-        clients a share of 0.1 leaves out none. Take at least the share that may be hostile.
+        Share of the clients to leave out at either end, in [0, 0.5), rounded down to whole
+        clients: of 9 clients a share of 0.1 leaves out none. Take at least the share of clients
+        that may be hostile.
 
     Returns
     -------
     callable
         Maps updates (num_clients, dim), finite, and weights (num_clients,) to the mean of every
-        coordinate over those left in, each counted with its weight. Of equal values those with
-        smaller weights count as smaller. The order of the clients changes no bit.
+        coordinate over the clients left in, each counted with its weight. Of equal values those
+        with smaller weights count as smaller. The order of the clients changes no bit.
 
     Examples
     --------
@@ -93,7 +94,7 @@ def trimmed_mean(share: float) -> RobustAggregate:
     """
     if not 0 <= share < 0.5:
         raise ValueError(
-            f"share is {share!r}; it must be at least 0 and below 0.5, or nobody would be left"
+            f"share is {share!r}; it must be at least 0 and below 0.5, or no client would be left"
         )
 
     return _TrimmedMean(float(share))
@@ -108,22 +109,22 @@ def multi_krum(num_attackers: int, num_kept: int | None = None) -> RobustAggrega
     Parameters
     ----------
     num_attackers
-        f: how many hostile clients to withstand, in every cluster.
+        f: the number of hostile clients to withstand in every cluster.
     num_kept
-        How many updates to average; by default n - f. One makes it Krum.
+        The number of updates to average; by default n - f. With 1 it is Krum.
 
     Returns
     -------
     callable
         Maps updates (num_clients, dim), finite, and weights (num_clients,) to the weighted mean
-        of those kept. Of equal scores the shorter update is kept; the order of the clients
-        decides nothing.
+        of those kept. Of updates with equal scores the shorter one is kept; the order of the
+        clients decides nothing.
 
     Notes
     -----
-    The paper's promise needs n >= 2 f + 3. Clusters shrink when they split, so fewer clients are
-    no error: at least one neighbour counts, and at least one update is kept. Then attackers
-    can win.
+    The paper's guarantee needs n >= 2 f + 3. Clusters shrink when they split, so fewer clients
+    are no error: at least one neighbour counts, and at least one update is kept. Attackers can
+    win then.
 
     Distances are formed from inner products in float64: O(n**2 dim) time in matrix products,
     and exact to about 1e-15 of the squared lengths.
@@ -225,7 +226,7 @@ _MADE: dict[str, Callable[..., RobustAggregate]] = {
 def _nearest_rows(
     updates: Array, weights: np.ndarray, num_attackers: int, num_rows: int
 ) -> list[int]:
-    """Give the rows with the smallest scores, ascending."""
+    """Return the rows with the smallest scores, ascending."""
     num_clients = int(updates.shape[0])
     if num_rows == num_clients:
         return list(range(num_clients))
@@ -242,7 +243,7 @@ def _nearest_rows(
     last = place(ordered[num_rows - 1])
     chosen = [row for row in ordered if place(row) < last]
     tied = [row for row in ordered if place(row) == last]
-    if len(chosen) + len(tied) > num_rows:  # by what they are, not by where they stand
+    if len(chosen) + len(tied) > num_rows:  # ties go by content, not by row
         tied.sort(key=lambda row: (to_numpy(updates[row]).tobytes(), float(weights[row])))
     return sorted([*chosen, *tied[: num_rows - len(chosen)]])
 

@@ -1,6 +1,6 @@
-"""Some of many rows, drawn so that no pattern in their order decides who is among them.
+"""Samples of rows that do not depend on any pattern in the order of the rows.
 
-Every tenth row would be no sample where every tenth client is of one group.
+Every tenth row would be a bad sample where every tenth client belongs to one group.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ def some_rows(num_rows: int, num_wanted: int, *where: int) -> NDArray[np.intp]:
     Parameters
     ----------
     num_rows
-        Of how many.
+        Rows 0 to num_rows - 1 can be drawn.
     num_wanted
-        How many at most; all rows if there are no more.
+        Size of the sample; if there are no more rows than this, all are returned.
     where
-        Names the draw, such as a round: the same draw, the same rows, with every version of
-        NumPy.
+        Names the draw, for example by the round. The same name gives the same rows, with every
+        version of NumPy.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The Separation Theorem: what is guaranteed about similarities, and when a split is right.
+"""The Separation Theorem: bounds of similarities, and when a split is guaranteed to be right.
 
 Symbols: k is the number of data distributions; γ_i is a client's relative noise,
 ‖∇R − ∇r_i‖ / ‖∇R‖, the distance of its empirical gradient from its distribution's true
@@ -91,7 +91,7 @@ def cross_similarity_bound(
 
 
 def is_split_guaranteed(num_groups: int, noise: ArrayLike) -> bool:
-    """Say whether the theorem guarantees a correct split for these clients' noise.
+    """Return whether the theorem guarantees a correct split for these clients' noise.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def is_split_guaranteed(num_groups: int, noise: ArrayLike) -> bool:
 
 
 def guaranteed_noise(num_groups: int) -> float:
-    """Give the noise below which k groups always separate: γ*(k) = sin(π / (4 (k − 1))).
+    """Compute the noise below which k groups always separate: γ*(k) = sin(π / (4 (k − 1))).
 
     Examples
     --------
@@ -125,10 +125,10 @@ def guaranteed_noise(num_groups: int) -> float:
 
 
 def tolerated_noise(cross_similarity: float) -> float:
-    """Give the noise up to which a split is correct in the worst case: √((1 − α_cross) / 2).
+    """Compute the noise up to which a split is correct in the worst case: √((1 − α_cross) / 2).
 
-    A split may be trusted if every client's γ_i is smaller. It is what the paper compares
-    γ_max with, and it does not depend on the number of groups.
+    A split may be trusted if every client's γ_i is smaller. The paper compares γ_max with this
+    bound, which does not depend on the number of groups.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def tolerated_noise(cross_similarity: float) -> float:
 
 
 def typical_intra_similarity(noise: ArrayLike) -> NDArray[np.float64]:
-    """Give the similarity to expect within a group in high dimension: 1 / (1 + γ²).
+    """Compute the similarity to expect within a group in high dimension: 1 / (1 + γ²).
 
     Independent noise is then nearly orthogonal to everything; the theorem's 1 − 2γ² is
     the worst case, in which the noise of two clients points in opposite directions.

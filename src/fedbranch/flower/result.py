@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Result
 from fedbranch.flower.arrays import Layout
 from fedbranch.protocol.client_ids import some_of
 from fedbranch.runs import Round
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["ClusteredResult"]
 

@@ -1,34 +1,50 @@
-"""Columns of whole numbers, one for every known client, of which a save writes what changed.
+"""A column of whole numbers, one for each client; a save writes only the numbers that changed.
 
-What changed lately is apart from a base that says what all rows said before. When the base is made
-anew depends on what was changed, never on when it was saved.
+A column is a base, which holds the numbers of all rows at some time, and the changes since then.
+A new base is made when there are many changes. That depends on what was changed, never on when
+it was saved: so the files of two servers that did the same are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.storage.checkpoint import LastingTensors, Tensors
 
-__all__ = ["Column", "Rows", "checked_array", "distinct"]
+__all__ = ["IntColumn", "RowNumbers", "checked_vector", "distinct_rows"]
 
-Rows = NDArray[np.int32]
+# Rows of clients in the registry.
+RowNumbers: TypeAlias = NDArray[np.int32]
 
-MOST_CHANGED = 4096  # rows that are not as in the base; more, of many rows:
+# A new base is made when more rows than this have changed, or than this share of all rows.
+MOST_CHANGES = 4096
 ROWS_PER_CHANGE = 32
 
 
-class Column:
-    """A whole number for every row; what changed lately is known, and so is what it was.
+class IntColumn:
+    """A whole number for every row.
 
     Parameters
     ----------
     empty
-        What rows say that nobody has written.
+        The number in rows that were never written.
+
+    Notes
+    -----
+    For every row that changed since the base, the column also knows its number in the base. So
+    the base can still be computed when it is written, and is never held twice.
+
+    Examples
+    --------
+    >>> column = IntColumn(empty=-1)
+    >>> column.grow(3)
+    >>> column.set(1, 7)
+    >>> column.numbers
+    array([-1,  7, -1], dtype=int32)
     """
 
     def __init__(self, empty: int) -> None:
@@ -36,7 +52,7 @@ class Column:
         self._numbers = np.full(0, empty, dtype=np.int32)  # with room for more rows
         self._num_rows = 0
         self._num_in_base = 0
-        self._in_base: dict[int, int] = {}  # row -> what it says there, if it was written since
+        self._in_base: dict[int, int] = {}  # changed row -> its number in the base
         self._base: LastingTensors | None = None
 
     def __len__(self) -> int:
@@ -44,16 +60,16 @@ class Column:
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """All of them, to read; until rows are added."""
+        """The numbers of all rows, to read; valid until rows are added."""
         return self._numbers[: self._num_rows]
 
     def grow(self, num_rows: int) -> None:
         """Add empty rows."""
         if not num_rows:
             return
-        # Before that: those that are added now are written next.
-        if self._is_much_changed(0):
-            self._settle()
+        # First, as the rows that are added now are written next.
+        if self._has_many_changes():
+            self._make_base()
         needed = self._num_rows + num_rows
         if needed > len(self._numbers):
             room = np.full(needed + needed // 8, self.empty, dtype=np.int32)
@@ -66,39 +82,39 @@ class Column:
         if row < self._num_in_base:
             self._in_base.setdefault(row, int(self._numbers[row]))
         self._numbers[row] = number
-        if self._is_much_changed(0):
-            self._settle()
+        if self._has_many_changes():
+            self._make_base()
 
-    def set_many(self, rows: Rows, numbers: NDArray[np.int32] | int) -> None:
+    def set_many(self, rows: RowNumbers, numbers: NDArray[np.int32] | int) -> None:
         """Write rows, each named once."""
         in_base = rows[rows < self._num_in_base]
-        is_much = self._is_much_changed(len(in_base))
-        if not is_much:
+        becomes_base = self._has_many_changes(len(in_base))
+        if not becomes_base:
             before = self._numbers[in_base].tolist()
             for row, number in zip(in_base.tolist(), before, strict=True):
                 self._in_base.setdefault(row, number)
         self._numbers[rows] = numbers
-        if is_much:
-            self._settle()
+        if becomes_base:
+            self._make_base()
 
-    def keep(self, rows: Rows) -> None:
-        """Forget all other rows; these, ascending, are from now on 0, 1, ..."""
+    def keep(self, rows: RowNumbers) -> None:
+        """Forget all other rows; these, ascending, become rows 0, 1, ..."""
         self._numbers = self._numbers[rows]
         self._num_rows = len(rows)
-        self._settle()
+        self._make_base()
 
-    def _is_much_changed(self, num_more: int) -> bool:
-        num_changed = len(self._in_base) + num_more + self._num_rows - self._num_in_base
-        return num_changed > max(MOST_CHANGED, self._num_rows // ROWS_PER_CHANGE)
+    def _has_many_changes(self, num_more: int = 0) -> bool:
+        num_changes = len(self._in_base) + num_more + self._num_rows - self._num_in_base
+        return num_changes > max(MOST_CHANGES, self._num_rows // ROWS_PER_CHANGE)
 
-    def _settle(self, read: Tensors | None = None) -> None:
-        """Let the base say what all rows say now."""
+    def _make_base(self, read: Tensors | None = None) -> None:
+        """Take the numbers of all rows as the base."""
         self._num_in_base = num_rows = self._num_rows
         self._in_base = {}
         in_base = self._in_base
 
         def base() -> Tensors:
-            # A description of the past that was not written in time.
+            # After the next base, this one can no longer be computed.
             assert self._in_base is in_base, "the state was changed before it was written"
             numbers = self._numbers[:num_rows].copy()
             numbers[_array_of(in_base)] = _array_of(in_base.values())
@@ -109,7 +125,7 @@ class Column:
     # Files
 
     def to_state(self) -> tuple[LastingTensors | None, Tensors]:
-        """Give the base, if there is one, and what is different since."""
+        """Describe the column: the base, if there is one, and the changes since."""
         rows = np.sort(_array_of(self._in_base))
         changes = {"rows": rows, "numbers": self._numbers[rows], "more": self._more()}
         return self._base, {name: array for name, array in changes.items() if len(array)}
@@ -118,20 +134,21 @@ class Column:
         return self.numbers[self._num_in_base :].copy()
 
     @classmethod
-    def from_state(cls, empty: int, base: Tensors | None, changes: Tensors) -> Column:
-        """Rebuild a column from what :meth:`to_state` gave.
+    def from_state(cls, empty: int, base: Tensors | None, changes: Tensors) -> IntColumn:
+        """Rebuild a column from what :meth:`to_state` returned.
 
         Raises
         ------
         ValueError, KeyError
-            If that cannot be.
+            If the arrays contradict each other.
         """
         none = np.zeros(0, dtype=np.int32)
         if base is not None and set(base) != {"numbers"}:
             raise ValueError(f"the base of a column has {sorted(base)}")
-        in_base = none if base is None else checked_array(base["numbers"], np.int32)
+        in_base = none if base is None else checked_vector(base["numbers"], np.int32)
         rows, numbers, more = (
-            checked_array(changes.get(name, none), np.int32) for name in ("rows", "numbers", "more")
+            checked_vector(changes.get(name, none), np.int32)
+            for name in ("rows", "numbers", "more")
         )
         if len(rows) != len(numbers) or (rows[1:] <= rows[:-1]).any():
             raise ValueError(f"{len(rows)} rows have {len(numbers)} numbers, or are not in order")
@@ -140,7 +157,7 @@ class Column:
         column = cls(empty)
         column._numbers = np.concatenate([in_base, none])
         column._num_rows = len(in_base)
-        column._settle(read=base)
+        column._make_base(read=base)
         column._in_base.update(zip(rows.tolist(), in_base[rows].tolist(), strict=True))
         column._numbers[rows] = numbers
         column._numbers = np.concatenate([column._numbers, more])
@@ -148,9 +165,9 @@ class Column:
         return column
 
 
-def distinct(rows: Rows) -> Rows:
-    """Give rows in order, each once."""
-    rows = np.sort(rows)  # np.unique takes a hundred times as long for a million of them
+def distinct_rows(rows: RowNumbers) -> RowNumbers:
+    """Sort rows, and keep each once."""
+    rows = np.sort(rows)  # np.unique takes a hundred times as long for a million rows
     is_first = np.ones(len(rows), dtype=bool)
     is_first[1:] = rows[1:] != rows[:-1]
     return rows[is_first]
@@ -160,8 +177,8 @@ def _array_of(numbers: Collection[int]) -> NDArray[np.int32]:
     return np.fromiter(numbers, dtype=np.int32, count=len(numbers))
 
 
-def checked_array(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Give an array of a file back if it is a vector of this dtype.
+def checked_vector(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return an array of a file, after checking that it is a vector of this dtype.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Who stands where: every client's node, and how many stand at each.
+"""Positions: the node at which each client stands, and the number of clients at each node.
 
-What is asked of all clients at once, and what moves many of them, is done on arrays; what
-concerns one client costs no more where a million are known.
+Questions about all clients, and moves of many, work on arrays. A question about one client costs
+the same however many are known.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.population.int_column import Column, Rows, distinct
-from fedbranch.population.registry import KnownClients
+from fedbranch.population.int_column import IntColumn, RowNumbers, distinct_rows
+from fedbranch.population.registry import Registry
 from fedbranch.storage.checkpoint import Tensors
 from fedbranch.types import JSON
 
 __all__ = ["LARGEST_NODE_ID", "Positions"]
 
-NOWHERE = -1
-MOST_GONE = 4096  # clients that have left but still have a row; more, of many rows:
-ROWS_PER_GONE = 2
+NOWHERE = -1  # the position of a client that has left
+# Rows are numbered anew when more clients than this have left, or than this share of all rows.
+MOST_LEFT = 4096
+ROWS_PER_LEFT = 2
 LARGEST_NODE_ID = 2**31 - 1
 
 
 class Positions:
     """Clients and the nodes at which they stand.
 
-    Each may also be counted as away, which does not change where it stands.
+    A client may also count as away, which does not change its position. A client that has left
+    has no position.
 
     Examples
     --------
@@ -39,58 +41,64 @@ class Positions:
     """
 
     def __init__(self) -> None:
-        self._start_with(KnownClients(), Column(NOWHERE))
+        self._start_with(Registry(), IntColumn(NOWHERE))
 
-    def _start_with(self, known: KnownClients, nodes: Column) -> None:
-        self.known = known
-        self._nodes = known.column(NOWHERE, nodes)
+    def _start_with(self, registry: Registry, nodes: IntColumn) -> None:
+        self.registry = registry
+        self._nodes = registry.add_column(nodes)
         counts = dict(_counted(nodes.numbers))
-        self._num_gone = counts.pop(NOWHERE, 0)
+        self._num_left = counts.pop(NOWHERE, 0)
         self._num_members = counts
         self._num_away: dict[int, int] = {}
-        self._is_away = np.zeros(len(known), dtype=bool)  # of the first rows; nobody else is
-        self._came_back: set[int] = set()
+        self._is_away = np.zeros(len(registry), dtype=bool)  # of the first rows; others are not
+        self._returned: set[int] = set()  # rows of clients that had left and are here again
 
     def __len__(self) -> int:
-        return len(self.known) - self._num_gone
+        return len(self.registry) - self._num_left
 
     def __contains__(self, client_id: str) -> bool:
         return self.of(client_id) is not None
 
     def of(self, client_id: str) -> int | None:
-        """Give the node at which a client stands; None if it is not here."""
-        row = self.known.row(client_id)
+        """Return the node at which a client stands; None if it has no position."""
+        row = self.registry.row(client_id)
         if row < 0:
             return None
         node_id = int(self._nodes.numbers[row])
         return None if node_id == NOWHERE else node_id
 
     def of_all(self, client_ids: Sequence[str]) -> list[int | None]:
-        """Give the node of each of some clients; None for those who are not here."""
-        rows = self.known.rows(client_ids)
+        """Return the node of each client; None for clients without a position."""
+        rows = self.registry.rows(client_ids)
         at = np.where(rows < 0, np.int32(NOWHERE), self._at(rows)).tolist()
         return [None if node_id == NOWHERE else node_id for node_id in at]
 
     def missing(self, client_ids: Sequence[str]) -> list[str]:
-        """Give those of the clients who are not here."""
-        rows = self.known.rows(client_ids)
+        """List those of the clients that have no position."""
+        rows = self.registry.rows(client_ids)
         is_missing = (rows < 0) | (self._at(rows) == NOWHERE)
         return [client_ids[place] for place in np.flatnonzero(is_missing).tolist()]
 
     def members(self, node_ids: Collection[int], *, away: bool = True) -> list[str]:
-        """Give the clients that stand at exactly these nodes, sorted, with or without those away."""
+        """List the clients that stand at exactly these nodes, sorted.
+
+        Clients that are away are left out if ``away`` is false.
+        """
         if not any(self._num_members.get(node_id) for node_id in node_ids):
             return []
         rows = self._rows_at(node_ids)
         if not away:
             rows = rows[~self._are_away(rows)]
-        return sorted(self.known.ids(rows))
+        return sorted(self.registry.ids(rows))
 
     def among(
         self, client_ids: Sequence[str], node_ids: Iterable[int], *, away: bool = True
     ) -> dict[int, list[str]]:
-        """Give those of some clients that stand at exactly each of these nodes, sorted."""
-        rows = self.known.rows(client_ids)
+        """List, for each of these nodes, those of some clients that stand at exactly it, sorted.
+
+        Clients that are away are left out if ``away`` is false.
+        """
+        rows = self.registry.rows(client_ids)
         numbers = np.where(rows < 0, np.int32(NOWHERE), self._at(rows))
         if not away:
             numbers[self._are_away(rows)] = NOWHERE
@@ -103,18 +111,18 @@ class Positions:
 
     @property
     def client_ids(self) -> list[str]:
-        """All clients, sorted."""
-        return sorted(self.known.ids(np.flatnonzero(self._nodes.numbers != NOWHERE)))
+        """All clients with a position, sorted."""
+        return sorted(self.registry.ids(np.flatnonzero(self._nodes.numbers != NOWHERE)))
 
     def num_members(self, node_id: int) -> int:
         """Count the clients that stand at exactly this node."""
         return self._num_members.get(node_id, 0)
 
-    def _at(self, rows: Rows) -> NDArray[np.int32]:
-        """Give the nodes of rows; of none, the last row's."""
-        return self._nodes.numbers[rows] if len(self.known) else np.full_like(rows, NOWHERE)
+    def _at(self, rows: RowNumbers) -> NDArray[np.int32]:
+        """Return the nodes of rows; for row -1, which stands for no client, any number."""
+        return self._nodes.numbers[rows] if len(self.registry) else np.full_like(rows, NOWHERE)
 
-    def _rows_at(self, node_ids: Collection[int]) -> Rows:
+    def _rows_at(self, node_ids: Collection[int]) -> RowNumbers:
         numbers = self._nodes.numbers
         if len(node_ids) == 1:
             (node_id,) = node_ids
@@ -125,17 +133,17 @@ class Positions:
 
     def place(self, client_id: str, node_id: int) -> None:
         """Put a client at a node, from wherever it was."""
-        row = self.known.row(client_id)
+        row = self.registry.row(client_id)
         if row < 0:
-            (row,) = self.known.add([client_id]).tolist()
+            (row,) = self.registry.add([client_id]).tolist()
             before = NOWHERE
         else:
             before = int(self._nodes.numbers[row])
             if before == node_id:
                 return
             if before == NOWHERE:
-                self._num_gone -= 1
-                self._came_back.add(row)
+                self._num_left -= 1
+                self._returned.add(row)
         if before != NOWHERE:
             _add(self._num_members, before, -1)
             if row < len(self._is_away) and self._is_away[row]:
@@ -146,35 +154,35 @@ class Positions:
 
     def place_all(self, client_ids: Sequence[str], node_id: int) -> None:
         """Put clients, each named once, at a node, from wherever they were."""
-        rows = self.known.rows(client_ids)
+        rows = self.registry.rows(client_ids)
         new = [client_ids[place] for place in np.flatnonzero(rows < 0).tolist()]
         rows = rows[rows >= 0]
-        self._came_back.update(rows[self._at(rows) == NOWHERE].tolist())
+        self._returned.update(rows[self._at(rows) == NOWHERE].tolist())
         if new:
-            rows = np.concatenate([rows, self.known.add(new)])
-            self._num_gone += len(new)
+            rows = np.concatenate([rows, self.registry.add(new)])
+            self._num_left += len(new)
         self._move(rows, node_id)
 
     def move_all(self, from_nodes: Collection[int], node_id: int) -> None:
-        """Put everybody who stands at some nodes at another one."""
+        """Put all clients that stand at some nodes at another one."""
         if any(self._num_members.get(one) for one in from_nodes):
             self._move(self._rows_at(from_nodes), node_id)
 
     def remove(self, client_ids: Sequence[str]) -> None:
-        """Forget clients; those that are not here are left out."""
-        rows = self.known.rows(client_ids)
+        """Forget clients; those without a position are ignored."""
+        rows = self.registry.rows(client_ids)
         rows = rows[rows >= 0]
         rows = rows[self._at(rows) != NOWHERE]
         if not len(rows):
             return
         self.set_away(rows, is_away=False)
         self._move(rows, NOWHERE)
-        self.known.empty(rows)
-        self._came_back.difference_update(rows.tolist())
-        if self._num_gone > max(MOST_GONE, len(self.known) // ROWS_PER_GONE):
-            self._forget_rows_of_the_gone()
+        self.registry.clear_numbers(rows)
+        self._returned.difference_update(rows.tolist())
+        if self._num_left > max(MOST_LEFT, len(self.registry) // ROWS_PER_LEFT):
+            self._drop_rows_of_clients_that_left()
 
-    def _move(self, rows: Rows, node_id: int) -> None:
+    def _move(self, rows: RowNumbers, node_id: int) -> None:
         for counts, own in [
             (self._num_members, rows),
             (self._num_away, rows[self._are_away(rows)]),
@@ -183,68 +191,68 @@ class Positions:
                 if before != NOWHERE:
                     _add(counts, before, -count)
                 elif counts is self._num_members:
-                    self._num_gone -= count
+                    self._num_left -= count
             if node_id != NOWHERE:
                 _add(counts, node_id, len(own))
             elif counts is self._num_members:
-                self._num_gone += len(own)
+                self._num_left += len(own)
         self._nodes.set_many(rows, node_id)
 
-    def _forget_rows_of_the_gone(self) -> None:
+    def _drop_rows_of_clients_that_left(self) -> None:
         kept = np.flatnonzero(self._nodes.numbers != NOWHERE).astype(np.int32)
         is_away = self._are_away(kept)
-        came_back = np.isin(kept, list(self._came_back))
-        self.known.drop_all_but(kept)
-        self._num_gone = 0
+        returned = np.isin(kept, list(self._returned))
+        self.registry.drop_all_but(kept)
+        self._num_left = 0
         self._is_away = is_away
-        self._came_back = set(np.flatnonzero(came_back).tolist())
+        self._returned = set(np.flatnonzero(returned).tolist())
 
-    # Who is away
+    # Clients that are away
 
     def num_away(self, node_id: int) -> int:
         """Count the clients at exactly this node that are away."""
         return self._num_away.get(node_id, 0)
 
     def is_away(self, client_id: str) -> bool:
-        """Whether a client is away."""
-        row = self.known.row(client_id)
+        """Return whether a client is away."""
+        row = self.registry.row(client_id)
         return 0 <= row < len(self._is_away) and bool(self._is_away[row])
 
-    def _are_away(self, rows: Rows) -> NDArray[np.bool_]:
+    def _are_away(self, rows: RowNumbers) -> NDArray[np.bool_]:
         if not len(self._is_away):
             return np.zeros(len(rows), dtype=bool)
         is_away: NDArray[np.bool_] = self._is_away[np.minimum(rows, len(self._is_away) - 1)]
         return is_away & (rows >= 0) & (rows < len(self._is_away))
 
-    def set_away(self, rows: Rows, *, is_away: bool) -> None:
-        """Count clients as away, or no longer; those that have left never are."""
+    def set_away(self, rows: RowNumbers, *, is_away: bool) -> None:
+        """Count clients as away, or no longer; clients that have left never are."""
         rows = rows[(self._are_away(rows) != is_away) & (self._at(rows) != NOWHERE)]
         if not len(rows):
             return
-        rows = distinct(rows)
-        if len(self._is_away) < len(self.known):
-            more = len(self.known) + len(self.known) // 8 - len(self._is_away)
+        rows = distinct_rows(rows)
+        if len(self._is_away) < len(self.registry):
+            more = len(self.registry) + len(self.registry) // 8 - len(self._is_away)
             self._is_away = np.concatenate([self._is_away, np.zeros(more, dtype=bool)])
         self._is_away[rows] = is_away
         for node_id, count in _counted(self._at(rows)):
             _add(self._num_away, node_id, count if is_away else -count)
 
-    def take_those_who_came_back(self) -> Rows:
-        """Give the rows of clients that had left and are here again, since this was asked last."""
-        rows = np.array(sorted(self._came_back), dtype=np.int32)
-        self._came_back = set()
+    def take_returned(self) -> RowNumbers:
+        """Return the rows of clients that had left and are here again since the last call."""
+        rows = np.array(sorted(self._returned), dtype=np.int32)
+        self._returned = set()
         return rows
 
-    def those_here(self, rows: Rows) -> Rows:
-        """Give those of the rows whose clients have not left."""
-        here: Rows = rows[self._at(rows) != NOWHERE]
+    def with_position(self, rows: RowNumbers) -> RowNumbers:
+        """Return the rows without those of clients that have left."""
+        here: RowNumbers = rows[self._at(rows) != NOWHERE]
         return here
 
     # Files
 
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the positions as JSON and tensors, for a checkpoint."""
-        state, files, newest = self.known.to_state()
+        state, files, newest = self.registry.to_state()
         base, changes = self._nodes.to_state()
         if base is not None:
             files["positions"] = base
@@ -257,28 +265,28 @@ class Positions:
     def from_state(
         cls, state: JSON, files: Mapping[str, Tensors], node_ids: Collection[int]
     ) -> Positions:
-        """Rebuild them from what :meth:`to_state` gave.
+        """Rebuild positions from what :meth:`to_state` returned.
 
         Raises
         ------
         ValueError, KeyError, TypeError, AttributeError
-            If that cannot be, or a client stands at none of the nodes.
+            If the parts contradict each other, or a client stands at none of the nodes.
         """
         moves = files.get("moves", {})
-        known = KnownClients.from_state(state, files, moves)
-        nodes = Column.from_state(NOWHERE, files.get("positions"), moves)
-        if len(nodes) != len(known):
-            raise ValueError(f"{len(known)} clients have {len(nodes)} positions")
+        registry = Registry.from_state(state, files, moves)
+        nodes = IntColumn.from_state(NOWHERE, files.get("positions"), moves)
+        if len(nodes) != len(registry):
+            raise ValueError(f"{len(registry)} clients have {len(nodes)} positions")
         positions = cls()
-        positions._start_with(known, nodes)
-        strangers = sorted(positions._num_members.keys() - set(node_ids))
-        if strangers:
-            raise ValueError(f"clients stand at nodes {strangers[:10]}, which are not there")
+        positions._start_with(registry, nodes)
+        missing = sorted(positions._num_members.keys() - set(node_ids))
+        if missing:
+            raise ValueError(f"clients stand at nodes {missing[:10]}, which are not there")
         return positions
 
 
 def _counted(node_ids: NDArray[np.int32]) -> list[tuple[int, int]]:
-    """Give the different nodes, and how often each is named."""
+    """Count how often each node is named."""
     found, counts = np.unique(node_ids, return_counts=True)
     return list(zip(found.tolist(), counts.tolist(), strict=True))
 

@@ -1,7 +1,8 @@
-"""Who is away: the clients that were not there for some rounds, though they have not left.
+"""Presence: the round in which each client was seen last, and so which clients are away.
 
-A driver says who is there; clients come to be away as rounds go by. Only those who were seen in
-the round that is now too long ago are looked at, so a round costs what happened in it.
+A client is away if it was not seen in the last ten rounds, though it has not left. The driver
+names the clients that are present. Each round looks only at the clients that were seen ten rounds
+ago, so it costs as much as happened then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedbranch.population.int_column import Column, Rows, distinct
+from fedbranch.population.int_column import IntColumn, RowNumbers, distinct_rows
 from fedbranch.population.positions import Positions
 from fedbranch.storage.checkpoint import Tensors
 
@@ -22,12 +23,12 @@ LAST_ROUND = 2**31 - 1
 
 
 class Presence:
-    """In which round every client was seen last, once somebody says who is there.
+    """The round in which each client was seen last, from the first :meth:`mark` on.
 
     Parameters
     ----------
     positions
-        The clients. Those that are away are counted there.
+        The clients; they are counted as away there.
 
     Examples
     --------
@@ -42,46 +43,46 @@ class Presence:
 
     def __init__(self, positions: Positions) -> None:
         self._positions = positions
-        self._seen: Column | None = None  # until somebody says who is there, nobody is away
-        self._num_told = 0  # of the first rows nobody is new, but those who came back
-        # Round -> who was seen in it, and perhaps again later; in rounds that are not long ago.
-        self._seen_in: dict[int, list[Rows]] = {}
-        self._num_renumbered = positions.known.num_renumbered
+        self._seen: IntColumn | None = None  # no client is away before the first mark
+        self._num_marked = 0  # rows from this one on are new since the last mark
+        # Round -> the rows that were seen in it, and perhaps again later; only recent rounds.
+        self._seen_in: dict[int, list[RowNumbers]] = {}
+        self._num_renumberings = positions.registry.num_renumberings
 
     def mark(self, client_ids: Sequence[str], this_round: int) -> None:
-        """Say who is there in a round. Clients that are new since the last time were seen now."""
+        """Note the clients that are present in a round; clients new since the last mark are, too."""
         positions = self._positions
         if self._seen is None:
-            self._seen = positions.known.column(NEVER)
+            self._seen = positions.registry.add_column(IntColumn(NEVER))
         self.count_out(this_round)
-        new = np.concatenate([self._new_rows(), positions.take_those_who_came_back()])
-        new = positions.those_here(new[self._seen.numbers[new] == NEVER])
-        rows = distinct(np.concatenate([positions.known.rows(client_ids), new]))
+        new = np.concatenate([self._new_rows(), positions.take_returned()])
+        new = positions.with_position(new[self._seen.numbers[new] == NEVER])
+        rows = distinct_rows(np.concatenate([positions.registry.rows(client_ids), new]))
         rows = rows[self._seen.numbers[rows] != this_round]
         if len(rows):
             self._seen.set_many(rows, this_round)
             self._seen_in.setdefault(this_round, []).append(rows)
             positions.set_away(rows, is_away=False)
 
-    def _new_rows(self) -> Rows:
-        first, self._num_told = self._num_told, len(self._positions.known)
-        return np.arange(first, self._num_told, dtype=np.int32)
+    def _new_rows(self) -> RowNumbers:
+        first, self._num_marked = self._num_marked, len(self._positions.registry)
+        return np.arange(first, self._num_marked, dtype=np.int32)
 
     def count_out(self, this_round: int) -> None:
-        """Count as away, from a round on, who was not seen in it and the nine before."""
+        """Count as away the clients that were not seen in this round and the nine before it."""
         if self._seen is None:
             return
-        if self._num_renumbered != self._positions.known.num_renumbered:
-            self._begin_anew(self._seen, this_round)
+        if self._num_renumberings != self._positions.registry.num_renumberings:
+            self._sort_all(self._seen, this_round)
         for long_ago in sorted(n for n in self._seen_in if n <= this_round - ROUNDS_UNTIL_AWAY):
             for rows in self._seen_in.pop(long_ago):
                 still = rows[self._seen.numbers[rows] == long_ago]
                 self._positions.set_away(still, is_away=True)
 
-    def _begin_anew(self, seen: Column, this_round: int) -> None:
-        """Sort out all clients, whose rows are others than before."""
-        self._num_renumbered = self._positions.known.num_renumbered
-        self._num_told = 0
+    def _sort_all(self, seen: IntColumn, this_round: int) -> None:
+        """Sort all clients by the round in which they were seen; needed when rows are new."""
+        self._num_renumberings = self._positions.registry.num_renumberings
+        self._num_marked = 0
         numbers, since = seen.numbers, this_round - ROUNDS_UNTIL_AWAY
         is_away = (numbers != NEVER) & (numbers <= since)
         self._positions.set_away(np.flatnonzero(is_away).astype(np.int32), is_away=True)
@@ -93,7 +94,7 @@ class Presence:
     # Files
 
     def to_state(self) -> tuple[bool, dict[str, Tensors]]:
-        """Say whether anybody said who is there, and give what they said, for a checkpoint."""
+        """Describe presence for a checkpoint: whether there was any mark, and tensors by file."""
         if self._seen is None:
             return False, {}
         base, sightings = self._seen.to_state()
@@ -110,25 +111,25 @@ class Presence:
         positions: Positions,
         this_round: int,
     ) -> Presence:
-        """Rebuild it from what :meth:`to_state` gave.
+        """Rebuild presence from what :meth:`to_state` returned.
 
         Raises
         ------
         ValueError, KeyError, TypeError
-            If that cannot be.
+            If the parts contradict each other.
         """
         presence = cls(positions)
         if not isinstance(state, bool):
-            raise TypeError(f"whether anybody said who is there is {state!r}")
+            raise TypeError(f"whether presence was marked is saved as {state!r}")
         if state:
-            seen = Column.from_state(NEVER, files.get("seen"), files.get("sightings", {}))
+            seen = IntColumn.from_state(NEVER, files.get("seen"), files.get("sightings", {}))
             if type(this_round) is not int or not 0 < this_round <= LAST_ROUND:
                 raise ValueError(f"the next round is {this_round!r}")
             numbers = seen.numbers
-            if len(seen) != len(positions.known):
-                raise ValueError(f"{len(seen)} clients were seen of {len(positions.known)}")
+            if len(seen) != len(positions.registry):
+                raise ValueError(f"{len(seen)} clients were seen of {len(positions.registry)}")
             if len(seen) and not NEVER <= numbers.min() <= numbers.max() <= this_round:
                 raise ValueError(f"a client was seen last in round {numbers.max()}")
-            presence._seen = positions.known.column(NEVER, seen)
-            presence._begin_anew(seen, this_round)
+            presence._seen = positions.registry.add_column(seen)
+            presence._sort_all(seen, this_round)
         return presence

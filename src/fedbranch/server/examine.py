@@ -21,7 +21,7 @@ from fedbranch.server.leaf import EVENT_OF, Leaf, Proposing
 from fedbranch.server.options import ServerOptions
 from fedbranch.server.replies.reply import Reply, stacked
 from fedbranch.server.replies.store import Averages, LeafStore, Steps
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 
 __all__ = ["Outcome", "examine"]
 

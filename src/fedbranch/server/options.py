@@ -18,7 +18,7 @@ from fedbranch.core.robust import aggregate_from_state, aggregate_to_state
 from fedbranch.errors import DamagedFile
 from fedbranch.rules import AutoRule, Rule, rule_from_state, rule_to_state
 from fedbranch.server.guard import DEFAULT_GUARD, Guard
-from fedbranch.tree.edge import EdgeCache, InMemory, cache_to_state
+from fedbranch.tree import EdgeCache, InMemory, cache_to_state
 from fedbranch.types import JSON, Aggregate, Weighting
 
 __all__ = ["NOT_IN_OLDER_RUNS", "OptionKeywords", "ServerOptions", "options_from"]

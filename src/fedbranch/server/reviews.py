@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fedbranch.rules import Decision, Review, Rule
 from fedbranch.rules.credibility import opposed_moves
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["due_for_review", "is_overdue", "review"]
 

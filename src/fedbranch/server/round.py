@@ -26,8 +26,8 @@ from fedbranch.server.reviews import due_for_review, is_overdue, review
 from fedbranch.server.routing import routes
 from fedbranch.server.state import Changes, ServerState
 from fedbranch.server.surgery import forget_replies, merge_split, place
+from fedbranch.tree import ParameterTree
 from fedbranch.tree.edge import Edge
-from fedbranch.tree.tree import ParameterTree
 
 __all__ = ["PlannedSplit", "RoundPlan", "commit", "decide"]
 

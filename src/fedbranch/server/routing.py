@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedbranch.server.guard import Guard
 from fedbranch.server.records import Routing
 from fedbranch.server.replies.reply import Reply, stacked
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["Routes", "routes"]
 

@@ -42,8 +42,7 @@ from fedbranch.server.surgery import (
 )
 from fedbranch.server.trials import compared_models, proposed_trials
 from fedbranch.storage.checkpoint import Tensors, read_checkpoint, write_checkpoint
-from fedbranch.tree.edge import EdgeCache, restored_cache
-from fedbranch.tree.tree import ParameterTree, read_only
+from fedbranch.tree import EdgeCache, ParameterTree, read_only, restored_cache
 from fedbranch.types import JSON, Aggregate, Array
 
 __all__ = ["Server"]

@@ -23,7 +23,7 @@ from fedbranch.server.replies.kept import Kept
 from fedbranch.server.replies.store import LeafStore
 from fedbranch.server.replies.summed import Summed
 from fedbranch.storage.checkpoint import Tensors
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 from fedbranch.types import JSON
 
 __all__ = ["Changes", "OnTrial", "ServerState", "state_from_json", "state_to_json"]

@@ -12,7 +12,7 @@ from fedbranch.server.averaging import aggregated, weights_of
 from fedbranch.server.leaf import Leaf
 from fedbranch.server.options import ServerOptions
 from fedbranch.server.replies.reply import stacked
-from fedbranch.tree.tree import Node, ParameterTree, read_only
+from fedbranch.tree import Node, ParameterTree, read_only
 from fedbranch.types import Vector
 
 __all__ = ["compared_models", "merged_model", "proposed_trials"]

@@ -31,7 +31,7 @@ from fedbranch.training.half_split import Halves, half_rows, halves_seed
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.seeds import stream_seed
-from fedbranch.tree.tree import Node, ParameterTree
+from fedbranch.tree import Node, ParameterTree
 from fedbranch.types import JSON, Vector
 
 if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have

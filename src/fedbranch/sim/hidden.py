@@ -22,7 +22,7 @@ from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
 from fedbranch.sim.engines.engine import Engine
 from fedbranch.sim.engines.model_source import memory_key
 from fedbranch.training.model_state import ModelState
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 from fedbranch.types import Array, Vector
 
 if TYPE_CHECKING:  # it needs cryptography, an optional dependency

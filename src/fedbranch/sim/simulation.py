@@ -28,7 +28,7 @@ from fedbranch.sim.ensemble import Ensemble
 from fedbranch.sim.release_counts import Releases
 from fedbranch.training.client import evaluate
 from fedbranch.training.local_training import LocalTraining
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 from fedbranch.types import JSON
 
 if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have

@@ -1,1 +1,1 @@
-"""What is on disk: written as a whole or not at all, and checked when it is read."""
+"""Files: written as a whole or not at all, and checked when they are read."""

@@ -1,10 +1,8 @@
-"""Single files: JSON that knows when it was changed, and writing that leaves nothing half there.
+"""Writing single files as a whole or not at all.
 
-A sealed document ends with the SHA-256 of all that stands before, so that a change of one bit
-is noticed. That is no signature: who can write the file can write another sum.
-
-A file is written beside its place, brought to the disk and renamed; a line is added whole or
-not at all. A disk that is full or refuses is one kind of error, after which all is as it was.
+A file is written under a temporary name, synced to the disk and renamed. A line is appended whole
+or not at all. If the disk is full or refuses, the error is :class:`fedbranch.errors.CannotWrite`, and
+the files are as they were.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ __all__ = [
     "add_tensor_file",
     "append_line",
     "digest_of",
-    "holds",
+    "has_content",
     "link_file",
     "make_folder",
     "open_plain",
@@ -40,25 +38,26 @@ __all__ = [
 ]
 
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # of a file that are read or written at once
 
 
 def open_plain(path: Path, *, num_bytes: int | None = None, may_be_link: bool = True) -> IO[bytes]:
-    """Open a file to read it, if it is a plain one.
+    """Open a plain file to read it.
 
     Parameters
     ----------
     path
         The file.
     num_bytes
-        How many it has to have; None if nobody knows.
+        The size that it must have; None to accept any.
     may_be_link
         Whether to follow a symbolic link.
 
     Raises
     ------
     DamagedFile
-        If it is a folder, a device, a link or the like, cannot be opened, or has another size.
+        If it is a folder, a device or the like, cannot be opened, or has another size.
+        Or a symbolic link, unless ``may_be_link``.
     FileNotFoundError
         If it is not there.
     """
@@ -78,7 +77,7 @@ def open_plain(path: Path, *, num_bytes: int | None = None, may_be_link: bool = 
 
 
 def digest_of(file: IO[bytes], num_bytes: int) -> str:
-    """Give the SHA-256 of the next bytes of a file, without all of them in memory at once."""
+    """Compute the SHA-256 of the next bytes of a file, in chunks."""
     digest = hashlib.sha256()
     while num_bytes > 0 and (chunk := file.read(min(CHUNK_BYTES, num_bytes))):
         digest.update(chunk)
@@ -86,13 +85,13 @@ def digest_of(file: IO[bytes], num_bytes: int) -> str:
     return digest.hexdigest()
 
 
-def holds(path: Path, content: bytes) -> bool:
-    """Whether a file is there and has exactly this content."""
+def has_content(path: Path, content: bytes) -> bool:
+    """Return whether a file exists and has exactly this content."""
     return path.exists() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, if it is not there."""
+    """Make a folder if it does not exist."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -100,68 +99,76 @@ def make_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, is_private: bool = False) -> None:
-    """Write a file so that its name always stands for all of the old or all of the new content.
+    """Write a file, so that its name always has all of the old or all of the new content.
 
-    A private one only its owner can read.
+    Parameters
+    ----------
+    path
+        The file.
+    content
+        All of it.
+    is_private
+        Whether only the owner may read the file.
 
     Raises
     ------
     CannotWrite
-        If the disk is full, or refuses for another reason; there is no temporary file then.
+        If the disk is full, or refuses for another reason; no temporary file is left.
     """
     _replace(path, [content], len(content), is_private=is_private)
 
 
 def replace_file_in_parts(path: Path, parts: Iterable[bytes | memoryview], num_bytes: int) -> None:
-    """Write a file as :func:`replace_file` does, without all of it in memory at once.
+    """Write a file as :func:`replace_file` does, part by part.
 
     Parameters
     ----------
     path
         The file.
     parts
-        Its content; each is written before the next is asked for.
+        Its content; each part is written before the next is asked for.
     num_bytes
-        How many there are in all, for the error.
+        Size of all parts together, for the error.
 
     Raises
     ------
     CannotWrite
-        If the disk is full, or refuses for another reason; there is no temporary file then.
+        If the disk is full, or refuses for another reason; no temporary file is left.
     """
     _replace(path, parts, num_bytes)
 
 
 def tensor_file_name(name: str, digest: str) -> str:
-    """Give the name of a tensor file, which has the SHA-256 of its content in it."""
+    """Return the name of a tensor file, which contains the SHA-256 of its content."""
     return f"{name}-{digest[:16]}.safetensors"
 
 
 def add_tensor_file(
     folder: Path, name: str, parts: Iterable[bytes | memoryview], num_bytes: int
 ) -> tuple[IO[bytes], Path, str]:
-    """Write a tensor file that is named by its content, into a folder that others write into too.
+    """Write a tensor file that is named by its content, into a folder that others may write to.
 
-    What a crash left half-way of files of this name is removed.
+    Temporary files of this name that a crash has left are removed.
 
     Parameters
     ----------
     folder
-        It is there.
+        It must exist.
     name
-        What the file's name begins with.
+        Beginning of the file's name.
     parts, num_bytes
         As for :func:`replace_file_in_parts`.
 
     Returns
     -------
     tuple
-        The file, open to be read: others may remove its name again. Its path and its SHA-256.
+        The file, open for reading, as others may remove its name at any time; its path; its
+        SHA-256.
 
     Raises
     ------
     CannotWrite
-        If the disk is full, or refuses for another reason; there is no temporary file then.
+        If the disk is full, or refuses for another reason; no temporary file is left.
     """
     digest = hashlib.sha256()
 
@@ -174,7 +181,7 @@ def add_tensor_file(
     file = None
     try:
         _clear_abandoned(folder, tensor_file_name(name, "?" * 16) + ".tmp")
-        file = _opened_for_us_alone(temporary)
+        file = _opened_and_locked(temporary)
         _write(temporary, hashed(), os.O_WRONLY)
         path = folder / tensor_file_name(name, digest.hexdigest())
         temporary.replace(path)
@@ -190,20 +197,20 @@ def add_tensor_file(
     return file, path, digest.hexdigest()
 
 
-def _opened_for_us_alone(path: Path) -> IO[bytes]:
-    """Make a file, and lock it for as long as it is open: so others see that somebody writes it."""
+def _opened_and_locked(path: Path) -> IO[bytes]:
+    """Make a file and lock it while it is open, so that others see that it is in use."""
     while True:
         file = path.open("x+b")
         if sys.platform != "win32":  # which has no such locks
-            with suppress(OSError):  # nor have some networks
+            with suppress(OSError):  # some network file systems have none
                 fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # it was taken for an abandoned one before it was locked
+        file.close()  # another process removed it before it was locked, as abandoned
 
 
 def _clear_abandoned(folder: Path, pattern: str) -> None:
-    """Remove temporary files that nobody writes any more."""
+    """Remove temporary files that no process is writing."""
     if sys.platform == "win32":
         return
     for path in folder.glob(pattern):
@@ -213,19 +220,19 @@ def _clear_abandoned(folder: Path, pattern: str) -> None:
 
 
 def link_file(source: Path, path: Path) -> bool:
-    """Let a name stand for a file that is there under another name, if the disk can do that.
+    """Add a second name to a file, by a hard link, if the file system can do that.
 
     Returns
     -------
     bool
-        Whether it does now; if not, all is as it was.
+        Whether ``path`` is now a name of the file; if not, nothing has changed.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.unlink(missing_ok=True)
         os.link(source, temporary, follow_symlinks=False)
         temporary.replace(path)
-        # Two names of one file are not put in each other's place.
+        # Renaming does nothing if both are names of one file already.
         temporary.unlink(missing_ok=True)
         _sync(path.parent)
     except (OSError, NotImplementedError):
@@ -245,7 +252,7 @@ def _replace(
     temporary = path.with_name(path.name + ".tmp")
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if is_private else os.O_TRUNC)
     try:
-        # Of a crash: others might hold it open, or it is another name of a file to be linked.
+        # Left by a crash: another process may have it open, or it is a link to another file.
         temporary.unlink(missing_ok=True)
         _write(temporary, parts, flags, mode=0o600 if is_private else 0o666)
         temporary.replace(path)
@@ -259,7 +266,7 @@ def _replace(
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add a line to the end of a file; all of it or nothing.
+    """Append a line to a file, all of it or nothing.
 
     Raises
     ------

@@ -1,12 +1,14 @@
-"""A state on disk: one JSON file and the tensors that belong to it, replaced together.
+"""Checkpoints: a state as one JSON file and the tensors that belong to it, replaced together.
 
-``state.json`` names every tensor file by the SHA-256 of its content and is itself put in
-place last, by one rename; the state before it stays beside it as ``previous.json``. Whatever
-moment a crash picks, the folder holds a state that is whole. Tensors that did not change are
-not written again, and those that both states share are there once. What is on disk already
-(:class:`fedbranch.storage.mapped_tensors.MappedTensors`) is linked or copied, and is read as such again.
+``state.json`` names every tensor file by the SHA-256 of its content. It is put in place last, by
+one rename, and the state before it stays beside it as ``previous.json``. So after a crash at any
+moment, the folder has a whole state.
 
-Both states are sealed, and the tensors are checked against what they say: damage is noticed.
+Tensors that did not change are not written again, and files that both states need are there once.
+Tensors that are mapped from a file (:class:`fedbranch.storage.mapped_tensors.MappedTensors`) are
+linked or copied, and are mapped again when they are read.
+
+Both states are sealed and contain the SHA-256 of each tensor file, so damage is noticed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from fedbranch.errors import DamagedFile, UsingPreviousState
 from fedbranch.storage.atomic import (
     digest_of,
-    holds,
+    has_content,
     make_folder,
     open_plain,
     replace_file,
@@ -44,7 +46,7 @@ __all__ = [
     "has_checkpoint",
     "has_previous",
     "peek",
-    "previous_is_used",
+    "previous_state_warning",
     "read_checkpoint",
     "read_generation",
     "write_checkpoint",
@@ -57,14 +59,14 @@ SCHEMA = 3
 STATE_FILE = "state.json"
 FILES: dict[Generation, str] = {"current": STATE_FILE, "previous": "previous.json"}
 TENSORS = re.compile(r"[a-z]+(-\d{1,18}){0,2}")
-# Files that we may remove: others may keep theirs in the same folder.
+# Files that we may remove; a folder may have files of others as well.
 OUR_FILES = re.compile(
     r"[a-z]+(-\d+){0,2}-[0-9a-f]{16}\.safetensors(\.tmp)?|(state|previous)\.json\.tmp"
 )
 
 
 class ReadTensors(dict[str, NDArray[Any]]):
-    """Tensors as they are in a file; as lasting ones they need not be written there again."""
+    """Tensors as they were read, with the manifest entry of their file."""
 
     def __init__(self, tensors: Tensors, written: JSON) -> None:
         super().__init__(tensors)
@@ -72,23 +74,23 @@ class ReadTensors(dict[str, NDArray[Any]]):
 
 
 class LastingTensors(Mapping[str, NDArray[Any]]):
-    """Tensors that never change, so that a file which has them need not be made again.
+    """Tensors that never change, so that their file need not be written again.
 
     Parameters
     ----------
     make
-        Gives the tensors, always the same; called only when somebody looks at them.
+        Returns the tensors, always the same; called only when they are needed.
     read
-        What they were read as, if they come from a file.
+        The tensors as they were read, if they come from a checkpoint.
     """
 
     def __init__(self, make: Callable[[], Tensors], read: Tensors | None = None) -> None:
         self._make = make
-        # Its entry in the manifest, once there is a file.
+        # The manifest entry of their file, once there is one.
         self.written = read.written if isinstance(read, ReadTensors) else None
 
     def made(self) -> Tensors:
-        """Make all of them at once."""
+        """Make all tensors at once."""
         return self._make()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -102,29 +104,30 @@ class LastingTensors(Mapping[str, NDArray[Any]]):
 
 
 def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, Tensors]) -> None:
-    """Put a state and its tensors in place of what the folder held, which becomes the previous one.
+    """Make a state and its tensors the current ones of a folder; the state before is kept.
 
     Parameters
     ----------
     folder
-        Made if it is not there.
+        Made if it does not exist.
     kind
-        What the state describes; :func:`read_checkpoint` insists on the same word.
+        What the state describes; :func:`read_checkpoint` requires the same word.
     state
-        Anything JSON can say. NaN and infinity are refused.
+        Any JSON. NaN and infinity are refused.
     files
-        Tensors by file, so that those which never change stay in files that never change.
+        Tensors by file. Tensors that never change belong into files of their own.
 
     Raises
     ------
     CannotWrite
-        If the disk is full, or refuses for another reason. What was there is as it was.
+        If the disk is full, or refuses for another reason. The checkpoint before is as it was.
     DamagedFile
-        If a file of mapped tensors was changed while it was in use. What was there is as it was.
+        If a file of mapped tensors was changed while it was in use. The checkpoint before is as
+        it was.
     """
     make_folder(folder)
-    # All files of the previous state were checked when it became that. What else is there already
-    # is read again before it is relied on, which every file that lasts is once.
+    # The files of the previous state were checked when it became the previous one. Any other file
+    # in the folder is read and checked before it is used again; that is once for each file.
     checked = _in_use(folder, "previous") or set()
     try:
         entries = {n: _written(folder, n, tensors, checked) for n, tensors in files.items()}
@@ -133,28 +136,28 @@ def write_checkpoint(folder: Path, kind: str, state: JSON, files: Mapping[str, T
         content = seal({**document, "generation": "current"})
         in_use = {entry["file"] for entry in manifest.values()}
         # A state that is saved again does not become its own predecessor.
-        if not holds(folder / STATE_FILE, content):
+        if not has_content(folder / STATE_FILE, content):
             _keep_current(folder, kind, checked=checked | in_use)
             replace_file(folder / STATE_FILE, content)
     except BaseException:
-        # Half a state would take the room that the disk may lack.
+        # The files of half a state would take space that the disk may lack.
         clear_leftovers(folder)
         raise
     _clear_away(folder, except_for=in_use | (_in_use(folder, "previous") or set()))
 
 
 def read_checkpoint(folder: Path, kind: str) -> tuple[JSON, dict[str, Tensors]]:
-    """Read what :func:`write_checkpoint` wrote; if that is damaged, the state before it.
+    """Read what :func:`write_checkpoint` wrote; if the current state is damaged, the one before.
 
     Warns
     -----
     UsingPreviousState
-        If the state before it is what is given.
+        If the state before is returned.
 
     Raises
     ------
     DamagedFile
-        If a file of either is missing, was cut or changed, or is not of this kind.
+        If both are damaged: a file is missing, was cut or changed, or is not of this kind.
     """
     try:
         return read_generation(folder, kind, "current")
@@ -166,14 +169,14 @@ def read_checkpoint(folder: Path, kind: str) -> tuple[JSON, dict[str, Tensors]]:
         found = read_generation(folder, kind, "previous")
     except DamagedFile as error:
         raise DamagedFile(f"{damage}; and of the state before it: {error}") from error
-    warnings.warn(previous_is_used(folder, found[0], damage), stacklevel=2)
+    warnings.warn(previous_state_warning(folder, found[0], damage), stacklevel=2)
     return found
 
 
 def read_generation(
     folder: Path, kind: str, generation: Generation
 ) -> tuple[JSON, dict[str, Tensors]]:
-    """Read this one of the two states in a folder.
+    """Read one of the two states in a folder.
 
     Raises
     ------
@@ -185,8 +188,8 @@ def read_generation(
     return document["state"], files
 
 
-def previous_is_used(folder: Path, state: JSON, damage: DamagedFile) -> UsingPreviousState:
-    """Say which state is used, and why."""
+def previous_state_warning(folder: Path, state: JSON, damage: DamagedFile) -> UsingPreviousState:
+    """Make the warning that names the state which is used, and the damage to the other."""
     number = state.get("round") if isinstance(state, dict) else None
     after = f", after round {number}," if isinstance(number, int) else ""
     return UsingPreviousState(
@@ -195,23 +198,23 @@ def previous_is_used(folder: Path, state: JSON, damage: DamagedFile) -> UsingPre
 
 
 def go_back(folder: Path, kind: str) -> None:
-    """Put the previous state in the current one's place, as if that had never been saved."""
+    """Make the previous state the current one, as if the current one had never been saved."""
     document = _read_document(folder, kind, "previous")
     replace_file(folder / STATE_FILE, seal({**document, "generation": "current"}))
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether something has been saved in a folder."""
+    """Return whether a folder has a saved state."""
     return any((folder / name).exists() for name in FILES.values())
 
 
 def has_previous(folder: Path) -> bool:
-    """Whether there is a state before the current one."""
+    """Return whether a folder has a state before the current one."""
     return (folder / FILES["previous"]).exists()
 
 
 def peek(folder: Path, kind: str) -> JSON | None:
-    """Read a state without its tensors; None if it is damaged, and the one before it as well."""
+    """Read the current state, or else the one before, without tensors; None if both are damaged."""
     for generation in FILES:
         with suppress(DamagedFile):
             state: JSON = _read_document(folder, kind, generation)["state"]
@@ -220,15 +223,15 @@ def peek(folder: Path, kind: str) -> JSON | None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a crash left half-way: temporary files and tensors of no state."""
+    """Remove what a crash left: temporary files, and tensor files that no state names."""
     in_use = [_in_use(folder, generation) for generation in FILES]
     known = set().union(*(names for names in in_use if names is not None))
-    # What a damaged file may have named stays: somebody may know how to repair it.
+    # Tensors that a damaged state may name stay, as the state might be repaired.
     _clear_away(folder, except_for=known, only_temporary=None in in_use)
 
 
 def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JSON | None:
-    """Give the entry of a tensor file in the manifest; None if there is nothing in it."""
+    """Write a tensor file and return its manifest entry; None if there are no tensors."""
     if isinstance(tensors, MappedTensors):
         return _put(folder, name, tensors, checked)
     lasting = tensors if isinstance(tensors, LastingTensors) else None
@@ -239,12 +242,12 @@ def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JS
     arrays = {k: np.ascontiguousarray(v) for k, v in made.items()}
     if not arrays:
         return None
-    import safetensors.numpy  # here, so that training without files needs no safetensors
+    import safetensors.numpy  # here, as training without files needs no safetensors
 
     content = safetensors.numpy.save(arrays)
     digest = hashlib.sha256(content).hexdigest()
     file_name = tensor_file_name(name, digest)
-    if not holds(folder / file_name, content):
+    if not has_content(folder / file_name, content):
         replace_file(folder / file_name, content)
     entry = {"file": file_name, "sha256": digest, "bytes": len(content)}
     if lasting is not None:
@@ -253,7 +256,7 @@ def _written(folder: Path, name: str, tensors: Tensors, checked: set[str]) -> JS
 
 
 def _put(folder: Path, name: str, tensors: MappedTensors, checked: set[str]) -> JSON:
-    """Put a file that is on disk already into the folder, without loading it."""
+    """Link or copy a mapped file into the folder, and return its manifest entry."""
     file_name = tensor_file_name(name, tensors.sha256)
     entry: JSON = {
         "file": file_name,
@@ -267,7 +270,7 @@ def _put(folder: Path, name: str, tensors: MappedTensors, checked: set[str]) -> 
 
 
 def _is_whole(folder: Path, entry: JSON, checked: set[str]) -> bool:
-    """Whether the file of an entry is there and, unless that was checked already, unchanged."""
+    """Return whether the file of an entry exists and, unless already checked, is unchanged."""
     try:
         with _opened(folder, entry) as file:
             if entry["file"] not in checked:
@@ -280,7 +283,7 @@ def _is_whole(folder: Path, entry: JSON, checked: set[str]) -> bool:
 def _keep_current(folder: Path, kind: str, *, checked: set[str]) -> None:
     """Make the current state the previous one, if it is whole.
 
-    One that is damaged, or not there, must not take the place of one that may be whole.
+    A state that is damaged or missing must not replace one that may be whole.
     """
     try:
         document = _read_document(folder, kind, "current")
@@ -292,7 +295,7 @@ def _keep_current(folder: Path, kind: str, *, checked: set[str]) -> None:
 
 
 def _in_use(folder: Path, generation: Generation) -> set[str] | None:
-    """Give the tensor files that a state names; None if nobody can know."""
+    """Return the tensor files that a state names; None if the state is damaged."""
     path = folder / FILES[generation]
     if not path.exists():
         return set()
@@ -307,7 +310,7 @@ def _clear_away(folder: Path, *, except_for: set[str], only_temporary: bool = Fa
         if not OUR_FILES.fullmatch(path.name) or path.name in except_for:
             continue
         if path.suffix == ".tmp" or not only_temporary:
-            with suppress(OSError):  # it harms nobody, and the next save tries again
+            with suppress(OSError):  # it does no harm, and the next save tries again
                 path.unlink()
 
 
@@ -370,7 +373,7 @@ def _read_tensors(folder: Path, entry: JSON) -> Tensors:
             return ReadTensors(safetensors.numpy.load(file.read()), written=entry)
     except DamagedFile:
         raise
-    except Exception as error:  # whatever the parser says, the file is what is wrong
+    except Exception as error:  # whatever the parser raises, the file is damaged
         raise DamagedFile(f"{path} cannot be read: {error!r}") from error
 
 

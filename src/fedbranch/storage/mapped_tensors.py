@@ -1,7 +1,6 @@
-"""Tensor files that are used where they lie: mapped into memory, and never loaded as a whole.
+"""Tensor files that are mapped into memory, and never loaded as a whole.
 
-What was looked at is given back to the system block by block, so that a file larger than the
-memory can be walked through.
+Pages that were read are released block by block, so that a file may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from fedbranch.storage.atomic import CHUNK_BYTES, link_file, replace_file_in_par
 
 __all__ = ["MOST_HEADER_BYTES", "MappedTensors", "safetensors_header"]
 
-# A tensor takes about 100 bytes of its file's header; the parser would take what is asked for.
+# A tensor takes about 100 bytes of the header. A damaged length must not fill the memory.
 MOST_HEADER_BYTES = 8_000_000
 FLOAT32 = np.dtype("<f4")
 
@@ -32,21 +31,21 @@ FLOAT32 = np.dtype("<f4")
 class MappedTensors(Mapping[str, NDArray[np.float32]]):
     """The float32 tensors of a safetensors file, as read-only views of the file itself.
 
-    They stay what they are if the file is removed, or another is put in its place.
+    They stay as they are if the file is removed or replaced by another.
 
     Parameters
     ----------
     file
-        Open to be read, from its beginning; it can be closed afterwards.
+        Open for reading; it can be closed afterwards.
     path
         Its name.
     sha256
-        Of its content, which is not checked here.
+        SHA-256 of its content, which is not checked here.
 
     Raises
     ------
     DamagedFile
-        If it is not what it has to be.
+        If it is no safetensors file, or has tensors that are not float32.
     """
 
     def __init__(self, file: IO[bytes], path: Path, *, sha256: str) -> None:
@@ -74,7 +73,7 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
         return len(self._places)
 
     def blocks(self, name: str, rows_at_once: int) -> Iterator[NDArray[np.float32]]:
-        """Give a tensor in blocks of rows; each is out of memory when the next is asked for."""
+        """Read a tensor in blocks of rows; each is released when the next is asked for."""
         start, shape = self._places[name]
         row_bytes = FLOAT32.itemsize * math.prod(shape[1:])
         whole = self[name]
@@ -84,7 +83,7 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
             self._release(start + first * row_bytes, len(block) * row_bytes)
 
     def row(self, name: str, row: int) -> NDArray[np.float32]:
-        """Give one row of a tensor, copied into memory."""
+        """Copy one row of a tensor into memory."""
         start, shape = self._places[name]
         row_bytes = FLOAT32.itemsize * math.prod(shape[1:])
         copied: NDArray[np.float32] = self[name][row].copy()
@@ -92,14 +91,14 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
         return copied
 
     def parts(self) -> Iterator[bytes]:
-        """Give the file's content, to be written elsewhere."""
+        """Read the file's content in chunks, to be written elsewhere."""
         self._check_length()
         for start in range(0, self.num_bytes, CHUNK_BYTES):
             yield self._map[start : start + CHUNK_BYTES]
             self._release(start, min(CHUNK_BYTES, self.num_bytes - start))
 
     def is_at(self, path: Path) -> bool:
-        """Whether a name stands for this very file."""
+        """Return whether a path is a name of this very file."""
         try:
             about = path.lstat()
         except OSError:
@@ -107,14 +106,14 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
         return (about.st_dev, about.st_ino) == self._identity and about.st_size == self.num_bytes
 
     def put(self, path: Path) -> None:
-        """Let a name stand for this content: as another name of the file if possible, or a copy.
+        """Put this content at a path: as a hard link to the file if possible, else as a copy.
 
         Raises
         ------
         CannotWrite
             If the disk is full, or refuses for another reason.
         DamagedFile
-            If it is not what it was when it was mapped.
+            If the content has changed since it was mapped.
         """
         digest = hashlib.sha256()
         for part in self.parts():
@@ -127,13 +126,13 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
             replace_file_in_parts(path, self.parts(), self.num_bytes)
 
     def remove(self) -> None:
-        """Take the file's name away, if it still stands for it."""
+        """Remove the file's name, unless it now belongs to another file."""
         if self.is_at(self.path):
-            with suppress(OSError):  # it harms nobody
+            with suppress(OSError):  # a file that stays does no harm
                 self.path.unlink()
 
     def _check_length(self) -> None:
-        """Raise DamagedFile if the file was cut: to look behind its end would end the process."""
+        """Raise DamagedFile if the file was cut: reading behind its end would end the process."""
         if self._map.size() != self.num_bytes:
             raise DamagedFile(
                 f"{self.path} was cut or changed while it was in use: it has "
@@ -141,14 +140,14 @@ class MappedTensors(Mapping[str, NDArray[np.float32]]):
             )
 
     def _release(self, start: int, num_bytes: int) -> None:
-        """Take what was read out of memory, where the system can be told to."""
+        """Release pages that were read, where the system has a call for it."""
         if hasattr(mmap, "MADV_DONTNEED"):
             first = start - start % mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, first, start + num_bytes - first)
 
 
 def safetensors_header(name: str, shape: tuple[int, ...]) -> bytes:
-    """Give what stands before the numbers in a file of one float32 tensor.
+    """Return the header of a safetensors file with one float32 tensor.
 
     Examples
     --------

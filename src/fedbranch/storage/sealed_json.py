@@ -1,4 +1,8 @@
-"""JSON documents that know when they were changed."""
+"""Sealed JSON: documents that end with the SHA-256 of all bytes before it.
+
+So a change of one bit is noticed. It is no signature: a program that can write the file can write
+another SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,28 @@ import hashlib
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import NoReturn
 
 from fedbranch.errors import DamagedFile
-
-if sys.platform != "win32":
-    pass
 from fedbranch.storage.atomic import digest_of, open_plain
 from fedbranch.types import JSON
 
 __all__ = ["read_sealed", "seal", "unseal"]
 
 SEAL = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*\}\s*\Z')
-
-
 LONGEST_SEAL = 128  # bytes
 
 
 def seal(document: JSON, *, indent: int | None = None) -> bytes:
-    """Give a document as one JSON object that ends with the SHA-256 of all before that.
+    """Write a document as one JSON object that ends with the SHA-256 of all before it.
 
     Parameters
     ----------
     document
         Not empty; NaN and infinity are refused.
     indent
-        None for one line.
+        Spaces for each level; None for one line.
 
     Examples
     --------
@@ -53,14 +51,14 @@ def seal(document: JSON, *, indent: int | None = None) -> bytes:
 
 
 def unseal(content: bytes) -> JSON:
-    """Give back the document that :func:`seal` wrote.
+    """Read the document that :func:`seal` wrote.
 
     Raises
     ------
     ValueError
-        If it was cut or changed, or never was one.
+        If it was cut or changed, or never was a sealed document.
     """
-    # Nothing is parsed before that: of what others wrote, nesting and keys may be absurd.
+    # Nothing is parsed before this check: what others wrote may be nested absurdly deep.
     digest, num_sealed = _seal_of(content[-LONGEST_SEAL:], len(content))
     if hashlib.sha256(memoryview(content)[:num_sealed]).hexdigest() != digest:
         raise ValueError("it was changed: its SHA-256 is not the one recorded")
@@ -80,14 +78,14 @@ def read_sealed(path: Path) -> JSON:
     Raises
     ------
     DamagedFile
-        If it was cut or changed, or never was one.
+        If it was cut or changed, or never was a sealed document.
     FileNotFoundError
-        If it is not there.
+        If it does not exist.
     """
     with open_plain(path) as file:
         num_bytes = os.fstat(file.fileno()).st_size
         try:
-            # From its end: a file that others made may be larger than the memory.
+            # The end is read first: a file that others made may be larger than the memory.
             file.seek(max(0, num_bytes - LONGEST_SEAL))
             digest, num_sealed = _seal_of(file.read(LONGEST_SEAL), num_bytes)
             file.seek(0)
@@ -100,7 +98,7 @@ def read_sealed(path: Path) -> JSON:
 
 
 def _seal_of(end: bytes, num_bytes: int) -> tuple[str, int]:
-    """Find the recorded SHA-256 at the end of a text, and how many bytes come before it."""
+    """Find the recorded SHA-256 at the end of a text, and count the bytes before it."""
     found = SEAL.search(end)
     if found is None:
         raise ValueError("it was cut or changed, or is of another version: no SHA-256 at its end")

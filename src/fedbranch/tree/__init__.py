@@ -1,7 +1,13 @@
-"""The parameter tree: every cluster with its model, and what its edges keep."""
+"""The parameter tree: every cluster with its model, and what its edges keep.
 
-from fedbranch.tree.edge import Edge, EdgeCache, InMemory, OnDisk, Sketched
-from fedbranch.tree.tree import Descent, Node, ParameterTree
+Other rooms import from here.
+"""
+
+from fedbranch.tree.caches import InMemory, OnDisk, Sketched, cache_to_state, restored_cache
+from fedbranch.tree.descent import Descent
+from fedbranch.tree.edge import Edge, EdgeCache, SavedEdge, make_edge, row_blocks
+from fedbranch.tree.node import Node, read_only
+from fedbranch.tree.tree import ParameterTree
 
 __all__ = [
     "Descent",
@@ -11,5 +17,11 @@ __all__ = [
     "Node",
     "OnDisk",
     "ParameterTree",
+    "SavedEdge",
     "Sketched",
+    "cache_to_state",
+    "make_edge",
+    "read_only",
+    "restored_cache",
+    "row_blocks",
 ]

@@ -1,107 +1,41 @@
-"""What an edge of the tree keeps: the pre-split updates that newcomers are compared with.
+"""Edges of the tree: what is kept of the pre-split updates that newcomers are compared with.
 
-They are kept as they are in memory, as they are on disk, or as short projections. To whoever
-reads it an edge is a mapping from client ids to what is kept of their updates.
+An edge is a mapping from client ids to what is kept of their updates. How it is kept is the
+choice of a cache, see :class:`EdgeCache`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from fedbranch.core.geometry import Scaled, cosines_of_scaled, scaled_for_cosines, to_numpy
-from fedbranch.core.projection import SMALLEST_SIZE, Projection
-from fedbranch.errors import DamagedFile
-from fedbranch.population.packed_ids import encoded, packed, unpacked
-from fedbranch.storage.atomic import (
-    add_tensor_file,
-    digest_of,
-    make_folder,
-    open_plain,
-    tensor_file_name,
-)
+from fedbranch.population import pack_ids, unpack_ids
 from fedbranch.storage.checkpoint import LastingTensors, Tensors
-from fedbranch.storage.mapped_tensors import MappedTensors, safetensors_header
-from fedbranch.types import JSON, Array, Vector
+from fedbranch.storage.mapped_tensors import MappedTensors
+from fedbranch.types import Array, Vector
 
 __all__ = [
+    "TENSOR_NAME",
     "Edge",
     "EdgeCache",
-    "InMemory",
-    "OnDisk",
-    "Sketched",
-    "cache_to_state",
-    "keep",
-    "kept",
-    "num_kept",
-    "restored_cache",
-    "restored_edge",
+    "SavedEdge",
+    "edge_in_memory",
+    "make_edge",
+    "restore_edge",
+    "row_blocks",
+    "rows_per_block",
+    "whole_rows",
 ]
 
-BLOCK_BYTES = 2**24  # of updates that are looked at, or written, at once
-NAME = "updates"  # of the one tensor in an edge's file
-
-
-@dataclass(frozen=True, kw_only=True)
-class InMemory:
-    """Keep the updates as they are, in memory: exact, and right for small populations."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sketched:
-    """Keep a random projection of every update: less memory, and similarities with an error.
-
-    Parameters
-    ----------
-    size
-        Numbers that are kept of an update, at least 16; one that has no more is kept as it is.
-        :class:`fedbranch.core.projection.Projection` says how far a similarity is off: with 1024
-        numbers typically by 0.035, of updates that are spread over many coordinates.
-    seed
-        Of the projection. Clients that know it can make updates that are similar only here.
-
-    Examples
-    --------
-    >>> Sketched(size=256).size
-    256
-    """
-
-    size: int = 1024
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("size", SMALLEST_SIZE), ("seed", 0)):
-            value = operator.index(getattr(self, name))
-            if value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
-            object.__setattr__(self, name, value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnDisk:
-    """Keep the updates as they are, in files that are mapped into memory: exact, and slower.
-
-    Parameters
-    ----------
-    folder
-        Where the files are; made if it is not there. Best one of its own for every server, on
-        the disk that checkpoints go to: they then share the files. A server that is loaded with
-        the folder of one that has ended goes on with its files. What is left in it when nobody
-        uses the server any more can be removed.
-    """
-
-    folder: str | Path
-
-    def __post_init__(self) -> None:
-        # Absolute, as the program may change to another folder.
-        object.__setattr__(self, "folder", Path(self.folder).expanduser().absolute())
-
-
-EdgeCache = InMemory | Sketched | OnDisk
+BLOCK_BYTES = 2**24  # of updates that are compared, or written, at once
+LEAST_ROWS_COMPARED = 4  # at once, however long updates are
+TENSOR_NAME = "updates"  # of the one tensor in an edge's file
 
 
 class Edge(Mapping[str, Vector]):
@@ -112,50 +46,48 @@ class Edge(Mapping[str, Vector]):
     client_ids
         Each once.
     updates
-        What is kept: shape (num_clients, num_kept), in memory or in a file that is mapped.
+        What is kept, shape (num_clients, num_kept); None for an edge without clients.
     dim
-        How long the updates themselves were.
-    is_ours
-        Whether the file goes when the edge goes.
+        Length of the updates themselves.
     read
-        What the updates were read from, if they lie in a checkpoint already.
+        The tensors that ``updates`` were read from, if a checkpoint has them already.
     read_ids
-        The same of the ids.
+        The same for the client ids.
+
+    Attributes
+    ----------
+    place
+        Where the rows are, in words.
+
+    Notes
+    -----
+    A cache may return a subclass, as :class:`fedbranch.OnDisk` does. It overrides ``__getitem__``,
+    :meth:`blocks`, :attr:`tensors` and :meth:`discard`.
     """
+
+    place = "in memory"
 
     def __init__(
         self,
         client_ids: Sequence[str] = (),
-        updates: Vector | MappedTensors | None = None,
+        updates: Vector | None = None,
         *,
         dim: int = 0,
-        is_ours: bool = False,
         read: Tensors | None = None,
         read_ids: Tensors | None = None,
     ) -> None:
         self.dim = dim
         self._row_of = row_of = {client_id: row for row, client_id in enumerate(client_ids)}
-        self._ids = LastingTensors(lambda: packed(encoded(row_of)), read=read_ids)
-        self._is_ours = is_ours
-        self._mapped: MappedTensors | None = None
-        self._tensors: Tensors
-        if isinstance(updates, MappedTensors):
-            self._mapped = self._tensors = updates
-            self._matrix = updates[NAME]
-        else:
-            matrix = np.zeros((0, dim), dtype=np.float32) if updates is None else updates.view()
-            matrix.flags.writeable = False
-            self._matrix = matrix
-            self._tensors = LastingTensors(lambda: {NAME: matrix}, read=read)
-        if self._matrix.ndim != 2 or len(self._matrix) != len(self._row_of):
-            raise ValueError(
-                f"{len(self._row_of)} clients have cached updates of shape {self._matrix.shape}"
-            )
+        self._ids = LastingTensors(lambda: pack_ids(row_of), read=read_ids)
+        matrix = np.zeros((0, dim), dtype=np.float32) if updates is None else updates.view()
+        matrix.flags.writeable = False
+        if matrix.ndim != 2 or len(matrix) != len(row_of):
+            raise ValueError(f"{len(row_of)} clients have cached updates of shape {matrix.shape}")
+        self._matrix = matrix
+        self._tensors = LastingTensors(lambda: {TENSOR_NAME: matrix}, read=read)
 
     def __getitem__(self, client_id: str) -> Vector:
-        row = self._row_of[client_id]
-        # Of a file nothing stays in memory that nobody keeps.
-        vector = self._matrix[row] if self._mapped is None else self._mapped.row(NAME, row)
+        vector: Vector = self._matrix[self.row(client_id)]
         vector.flags.writeable = False
         return vector
 
@@ -169,90 +101,181 @@ class Edge(Mapping[str, Vector]):
         return client_id in self._row_of
 
     def __repr__(self) -> str:
-        place = "in memory" if self._mapped is None else "on disk"
-        num_clients, num_kept = self._matrix.shape
-        return f"Edge({num_clients} clients, {num_kept} numbers each, {place})"
+        return f"Edge({len(self)} clients, {self.num_kept} numbers each, {self.place})"
+
+    def row(self, client_id: str) -> int:
+        """Return the row of a client."""
+        return self._row_of[client_id]
 
     @property
     def num_kept(self) -> int:
-        """How many numbers are kept of every update."""
+        """Count the numbers that are kept of each update."""
         return int(self._matrix.shape[1])
 
     @property
     def tensors(self) -> Tensors:
-        """What is kept as one array, one row each: for checkpoints, in which it never changes."""
+        """All rows as one tensor, for checkpoints; it never changes."""
         return self._tensors
 
     @property
     def ids(self) -> Tensors:
-        """Whose the rows are, for checkpoints as well."""
+        """The client ids in the order of the rows, for checkpoints as well."""
         return self._ids
 
+    def blocks(self, num_rows: int) -> Iterator[Vector]:
+        """Read all rows in order, at most ``num_rows`` at once."""
+        for first in range(0, len(self), num_rows):
+            yield self._matrix[first : first + num_rows]
+
     def similarities(self, updates: Scaled) -> Vector:
-        """Compare updates, of which as much is kept, with those on the edge.
+        """Compare updates with those on the edge.
 
         Parameters
         ----------
         updates
-            Shape (num_updates, num_kept), with what makes cosines of their products.
+            Shape (num_updates, num_kept), scaled for cosines.
 
         Returns
         -------
         NDArray
-            Shape (num_updates, num_clients): cosines. The same numbers whether the edge is in
-            memory or on disk; memory that this takes is a few times
-            16 MiB, or what four updates take or the given ones.
+            Shape (num_updates, num_clients): cosines. They are the same to the bit whether the
+            edge is in memory or on disk.
+
+        Notes
+        -----
+        It takes a few times the memory of a block. A block has as many rows as 16 MiB hold, but
+        at least four rows and at least the number of ``updates``.
         """
-        # So many that bringing the updates to length one again and again costs little.
-        rows_at_once = max(len(updates.rows), 4, _rows_at_once(self.num_kept))
-        blocks = (
-            self._mapped.blocks(NAME, rows_at_once)
-            if self._mapped is not None
-            else (
-                self._matrix[first : first + rows_at_once]
-                for first in range(0, len(self), rows_at_once)
-            )
-        )
-        cosines = [cosines_of_scaled(updates, scaled_for_cosines(block)) for block in blocks]
+        # Each block costs a pass over the given updates, so it has at least as many rows.
+        num_rows = max(len(updates.rows), LEAST_ROWS_COMPARED, rows_per_block(self.num_kept))
+        cosines = [
+            cosines_of_scaled(updates, scaled_for_cosines(block)) for block in self.blocks(num_rows)
+        ]
         return np.concatenate(cosines, axis=1)
 
     def discard(self) -> None:
-        """Remove the edge's own file, if there is one; copies in checkpoints stay."""
-        if self._is_ours and self._mapped is not None:
-            self._mapped.remove()
+        """Remove what the edge alone keeps outside of memory; copies in checkpoints stay."""
 
 
-def num_kept(cache: EdgeCache, dim: int) -> int:
-    """Say how many numbers are kept of an update that has ``dim``."""
-    return min(dim, cache.size) if isinstance(cache, Sketched) else dim
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SavedEdge:
+    """An edge as it was read from a checkpoint, for a cache to restore.
+
+    Attributes
+    ----------
+    client_ids
+        In the order of the rows.
+    updates
+        What was kept of their updates, shape (num_clients, num_kept).
+    dim
+        Length of the updates themselves.
+    tensors, ids
+        What :attr:`fedbranch.Edge.tensors` and :attr:`fedbranch.Edge.ids` were when they were saved. An edge that
+        is made with them as ``read`` and ``read_ids`` is not written again to the checkpoint
+        that has them.
+    """
+
+    client_ids: Sequence[str]
+    updates: Vector
+    dim: int
+    tensors: Tensors
+    ids: Tensors
+
+    def in_memory(self) -> Edge:
+        """Make an edge whose rows are in memory."""
+        is_mapped = isinstance(self.tensors, MappedTensors)
+        updates = np.array(self.updates) if is_mapped else self.updates
+        return Edge(self.client_ids, updates, dim=self.dim, read=self.tensors, read_ids=self.ids)
 
 
-def kept(cache: EdgeCache, updates: Array) -> Vector:
-    """Give what a cache keeps of updates, shape (num_updates, dim): that is what is compared."""
-    dim = updates.shape[1]
-    if isinstance(cache, Sketched) and num_kept(cache, dim) < dim:
-        updates = Projection(dim=dim, size=cache.size, seed=cache.seed).of(updates)
-    rows: Vector = to_numpy(updates).astype(np.float32, copy=False)
-    return rows
+@runtime_checkable
+class EdgeCache(Protocol):
+    """How edges keep updates; pass any object with these methods as ``cache``.
+
+    :class:`fedbranch.InMemory`, :class:`fedbranch.Sketched` and :class:`fedbranch.OnDisk` are
+    ours. The contract:
+
+    - A cache has no state of its own that edges depend on: two caches that are equal (``==``)
+      do the same. One cache may serve several trees.
+    - What is compared with an edge is ``compared(updates)``, never the updates themselves. It
+      depends on nothing but each update: not on the others, nor on their order.
+    - ``keep`` keeps exactly ``compared`` of each update: for an edge of ``updates``,
+      ``edge[client_id]`` equals the row of ``compared`` that belongs to this client.
+    - Both have ``num_kept(dim)`` numbers for updates of length ``dim``.
+    - An edge does not change with the arrays it was made from. It stays what it is until
+      :meth:`fedbranch.Edge.discard`, whatever happens to other edges of the cache.
+    - An edge goes into checkpoints as :attr:`fedbranch.Edge.tensors` and :attr:`fedbranch.Edge.ids`. ``restore``
+      makes of these an edge with the same ids, in the same order, and the same numbers.
+    - If ``keep`` raises, it leaves nothing behind; the split then does not happen. A disk that
+      is full or refuses is :class:`fedbranch.errors.CannotWrite`.
+
+    Of a cache that is not ours, checkpoints have the name only. Pass it again when loading:
+    ``Server.load(folder, cache=...)``.
+    """
+
+    def prepare(self) -> None:
+        """Make what the cache needs, such as a folder; called when a new tree is made.
+
+        Raises
+        ------
+        CannotWrite
+            If edges could not be kept, so that this is known before the first split.
+        """
+        ...
+
+    def num_kept(self, dim: int) -> int:
+        """Count the numbers that are kept of an update of length ``dim``."""
+        ...
+
+    def compared(self, updates: Array) -> Vector:
+        """Compute what is kept of updates, and compared.
+
+        Parameters
+        ----------
+        updates
+            Shape (num_updates, dim); of any library, on any device.
+
+        Returns
+        -------
+        NDArray
+            Shape (num_updates, num_kept(dim)), float32, on the host. It may be the array that
+            was given.
+        """
+        ...
+
+    def keep(self, updates: Mapping[str, Array]) -> Edge:
+        """Make an edge.
+
+        Parameters
+        ----------
+        updates
+            Client id -> update, shape (dim,); of any library, on any device. There is at least
+            one, and all have the same length. :func:`fedbranch.tree.row_blocks` reads them some at a time.
+        """
+        ...
+
+    def restore(self, saved: SavedEdge) -> Edge:
+        """Make an edge of a saved one; ``saved.in_memory()`` is enough for edges in memory."""
+        ...
 
 
-def keep(cache: EdgeCache, updates: Mapping[str, Array | None]) -> Edge:
-    """Make an edge.
+def make_edge(cache: EdgeCache, updates: Mapping[str, Array | None]) -> Edge:
+    """Make an edge of those updates that there are.
 
     Parameters
     ----------
     cache
-        How it keeps what it keeps.
+        How the edge keeps them.
     updates
-        Client id -> update, shape (dim,), of any library on any device; of who has none (None)
-        nothing is kept. They are read some at a time.
+        Client id -> update, shape (dim,), of any library on any device; None where a client has
+        no update, of which nothing is kept.
 
     Raises
     ------
     ValueError
         If they are not equally long vectors.
     CannotWrite
-        If they are to be kept on disk, and that is full or refuses.
+        If the cache writes files, and the disk is full or refuses.
     """
     there = {client_id: update for client_id, update in updates.items() if update is not None}
     if not there:
@@ -263,158 +286,76 @@ def keep(cache: EdgeCache, updates: Mapping[str, Array | None]) -> Edge:
         raise ValueError(
             f"the updates have shapes {sorted(shapes)}; an edge keeps vectors of one length"
         )
-    ids, vectors = list(there), list(there.values())
-    if isinstance(cache, OnDisk):
-        return Edge(ids, _on_disk(Path(cache.folder), vectors, dim), dim=dim, is_ours=True)
-    matrix = np.empty((len(ids), num_kept(cache, dim)), dtype=np.float32)
-    first = 0
-    for block in _blocks(vectors, dim):
-        matrix[first : first + len(block)] = kept(cache, block)
-        first += len(block)
-    return Edge(ids, matrix, dim=dim)
+    return cache.keep(there)
 
 
-def _on_disk(folder: Path, vectors: Sequence[Array], dim: int) -> MappedTensors:
-    """Write updates to a file that is named by its content, and map it."""
-    header = safetensors_header(NAME, (len(vectors), dim))
-
-    def parts() -> Iterator[bytes | memoryview]:
-        yield header
-        for block in _blocks(vectors, dim):
-            yield block.data.cast("B")
-
-    make_folder(folder)
-    num_bytes = len(header) + 4 * dim * len(vectors)
-    file, path, digest = add_tensor_file(folder, "edge", parts(), num_bytes)
-    with file:
-        return MappedTensors(file, path, sha256=digest)
-
-
-def _left_in(folder: Path, saved: MappedTensors) -> MappedTensors | None:
-    """Give the file of a saved edge that a server which has ended left in a cache's folder."""
-    path = folder / tensor_file_name("edge", saved.sha256)
-    try:
-        with open_plain(path, num_bytes=saved.num_bytes, may_be_link=False) as file:
-            if saved.is_at(path) or digest_of(file, saved.num_bytes) == saved.sha256:
-                return MappedTensors(file, path, sha256=saved.sha256)
-    except (FileNotFoundError, DamagedFile):
-        pass  # the saved one is used where it is
-    return None
-
-
-def _blocks(vectors: Sequence[Array], dim: int) -> Iterator[Vector]:
-    """Give vectors as matrices of some rows each, on the host."""
-    rows_at_once = _rows_at_once(dim)
-    for first in range(0, len(vectors), rows_at_once):
-        yield np.stack(
-            [
-                np.asarray(to_numpy(vector), dtype=np.float32)
-                for vector in vectors[first : first + rows_at_once]
-            ]
-        )
-
-
-def _rows_at_once(dim: int) -> int:
-    return max(1, BLOCK_BYTES // (4 * max(1, dim)))
-
-
-# Files
-
-
-def cache_to_state(cache: EdgeCache) -> JSON | None:
-    """Describe a cache; None for the default one. Where files are is not part of a state."""
-    if isinstance(cache, Sketched):
-        return {"kind": "sketches", "size": cache.size, "seed": cache.seed}
-    return {"kind": "files"} if isinstance(cache, OnDisk) else None
-
-
-def restored_cache(
-    tree_state: object, *, given: EdgeCache | None = None, folder: Path | None = None
-) -> EdgeCache:
-    """Give the cache of a saved tree.
-
-    Parameters
-    ----------
-    tree_state
-        What describes the tree; :func:`cache_to_state` is in there.
-    given
-        What the user wants instead. Whole updates may go to disk or come from there; sketches
-        stay what they are.
-    folder
-        Where the tree is saved: new files of one that is on disk go to ``edges`` in there,
-        unless the user says where.
-
-    Raises
-    ------
-    DamagedFile
-        If the state cannot be.
-    ValueError
-        If what the user wants cannot be.
-    """
-    saved = _cache_from_state(tree_state, folder)
-    if given is None:
-        if saved is None:
-            raise ValueError("the edges are on disk; pass cache=OnDisk(folder=...)")
-        return saved
-    if given != saved and (isinstance(saved, Sketched) or isinstance(given, Sketched)):
-        raise ValueError(
-            f"the saved edges are {saved!r}, and the cache is to be {given!r}; sketches cannot "
-            "become other ones, nor whole updates sketches: leave the cache out"
-        )
-    return given
-
-
-def _cache_from_state(tree_state: object, folder: Path | None) -> EdgeCache | None:
-    """Give the cache that was saved; None for files of which nobody says where."""
-    try:
-        state = tree_state.get("cache")  # type: ignore[attr-defined]  # checked by trying
-        if state is None:  # also in states of older versions
-            return InMemory()
-        if state["kind"] == "sketches":
-            return Sketched(size=state["size"], seed=state["seed"])
-        if state["kind"] == "files":
-            return None if folder is None else OnDisk(folder=folder / "edges")
-        raise ValueError(f"the kind {str(state['kind'])[:100]!r} is not known")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error
-
-
-def restored_edge(cache: EdgeCache, ids: Tensors, tensors: Tensors, *, dim: int | None) -> Edge:
-    """Make an edge of a saved one.
+def restore_edge(cache: EdgeCache, ids: Tensors, tensors: Tensors, *, dim: int | None) -> Edge:
+    """Make an edge of a saved one, after checking what was saved.
 
     Parameters
     ----------
     cache
         How the tree keeps its edges from now on.
     ids, tensors
-        What :attr:`Edge.ids` and :attr:`Edge.tensors` were.
+        What :attr:`fedbranch.Edge.ids` and :attr:`fedbranch.Edge.tensors` were.
     dim
-        How long the updates were; None if that was not saved.
+        Length of the updates; None if that was not saved.
 
     Raises
     ------
     ValueError, KeyError, TypeError
-        If that cannot be.
+        If the parts contradict each other.
     """
-    client_ids = unpacked(ids)
-    matrix = tensors[NAME]
+    client_ids = unpack_ids(ids)
+    matrix = tensors[TENSOR_NAME]
     if matrix.ndim != 2 or len(set(client_ids)) != len(matrix) or matrix.dtype != np.float32:
         raise ValueError(
             f"{len(client_ids)} clients have cached updates of shape {matrix.shape}, {matrix.dtype}"
         )
     dim = int(matrix.shape[1]) if dim is None else operator.index(dim)
-    if isinstance(tensors, MappedTensors) and isinstance(cache, OnDisk):
-        own = _left_in(Path(cache.folder), tensors)
-        there = tensors if own is None else own
-        edge = Edge(client_ids, there, dim=dim, is_ours=own is not None, read_ids=ids)
-    elif isinstance(cache, OnDisk):
-        edge = keep(cache, dict(zip(client_ids, matrix, strict=True)))
-    else:
-        whole = np.array(matrix) if isinstance(tensors, MappedTensors) else matrix
-        edge = Edge(client_ids, whole, dim=dim, read=tensors, read_ids=ids)
-    if edge.num_kept != num_kept(cache, dim):
+    edge = cache.restore(
+        SavedEdge(client_ids=client_ids, updates=matrix, dim=dim, tensors=tensors, ids=ids)
+    )
+    if edge.num_kept != cache.num_kept(dim):
         raise ValueError(
             f"cached updates of length {dim} have {edge.num_kept} numbers instead of "
-            f"{num_kept(cache, dim)}"
+            f"{cache.num_kept(dim)}"
         )
     return edge
+
+
+# For caches
+
+
+def edge_in_memory(updates: Mapping[str, Array], compared: Callable[[Array], Vector]) -> Edge:
+    """Make an edge in memory of what ``compared`` computes of updates, some at a time."""
+    dim = int(next(iter(updates.values())).shape[0])
+    matrix: Vector | None = None
+    first = 0
+    for block in row_blocks(updates.values(), dim):
+        rows = compared(block)
+        if matrix is None:
+            matrix = np.empty((len(updates), rows.shape[1]), dtype=np.float32)
+        matrix[first : first + len(rows)] = rows
+        first += len(rows)
+    return Edge(list(updates), matrix, dim=dim)
+
+
+def row_blocks(vectors: Collection[Array], dim: int) -> Iterator[Vector]:
+    """Read vectors of length ``dim`` as float32 matrices on the host, about 16 MiB each."""
+    num_rows = rows_per_block(dim)
+    remaining = iter(vectors)
+    for _ in range(0, len(vectors), num_rows):
+        some = islice(remaining, num_rows)
+        yield np.stack([np.asarray(to_numpy(vector), dtype=np.float32) for vector in some])
+
+
+def rows_per_block(dim: int) -> int:
+    """Count the vectors of length ``dim`` that a block of 16 MiB holds, at least one."""
+    return max(1, BLOCK_BYTES // (4 * max(1, dim)))
+
+
+def whole_rows(updates: Array) -> Vector:
+    """Bring updates to the host as float32, without a copy where that is possible."""
+    rows: Vector = to_numpy(updates).astype(np.float32, copy=False)
+    return rows

@@ -7,94 +7,23 @@ exactly θ*, by which it was split. Parameters are stored as displacements θ �
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedbranch.core.geometry import scaled_for_cosines
-from fedbranch.core.products import column_blocks
 from fedbranch.errors import DamagedFile
-from fedbranch.population.positions import LARGEST_NODE_ID, Positions
-from fedbranch.storage.atomic import make_folder
-from fedbranch.storage.checkpoint import LastingTensors, Tensors, read_checkpoint, write_checkpoint
-from fedbranch.tree.edge import (
-    Edge,
-    EdgeCache,
-    InMemory,
-    OnDisk,
-    cache_to_state,
-    keep,
-    kept,
-    num_kept,
-    restored_cache,
-    restored_edge,
-)
+from fedbranch.population import Positions
+from fedbranch.storage.checkpoint import Tensors, read_checkpoint, write_checkpoint
+from fedbranch.tree.caches import InMemory, cache_to_state, restored_cache
+from fedbranch.tree.descent import Descent, descents
+from fedbranch.tree.edge import Edge, EdgeCache, make_edge
+from fedbranch.tree.node import Node, read_only
+from fedbranch.tree.saved_nodes import check_nodes, nodes_from_state, nodes_to_state
 from fedbranch.types import JSON, Array, Vector
 
-__all__ = ["Descent", "Node", "ParameterTree", "read_only"]
-
-SIMILARITIES_AT_ONCE = 2**25  # of newcomers with the clients on an edge
-
-
-class Descent(NamedTuple):
-    """Where a client goes from an inner node, and how similar it was to each side."""
-
-    child_id: int
-    similarities: dict[int, float]  # child id -> similarity to its most similar cached updates
-
-
-@dataclass(eq=False)
-class Node:
-    """A cluster's place in the tree."""
-
-    id: int
-    parent_id: int | None
-    params: Vector  # θ − θ0: in training at a leaf, stationary and frozen at an inner node
-    buffers: Vector
-    born_in_round: int
-    version: int = 0  # grows with every change of params or buffers
-    child_ids: tuple[int, ...] = ()
-    split_in_round: int | None = None
-    # The paper's Δ_e on the edge from the parent: pre-split updates by client id.
-    cached_updates: Edge = field(default_factory=Edge)
-    _base: str = field(default="", repr=False)
-    # For checkpoints: what a frozen node holds never changes.
-    _frozen: LastingTensors | None = field(default=None, repr=False)
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether the node is a cluster in training."""
-        return not self.child_ids
-
-    def tensors(self) -> dict[str, Vector]:
-        """Give the parameters and buffers, under names that no other node has."""
-        return {f"params-{self.id}": self.params, f"buffers-{self.id}": self.buffers}
-
-    def frozen_tensors(self) -> LastingTensors:
-        """Give the parameters and buffers of an inner node, which never change."""
-        if self._frozen is None:
-            tensors = self.tensors()
-            self._frozen = LastingTensors(lambda: tensors)
-        return self._frozen
-
-    @property
-    def base(self) -> str:
-        """A name for exactly these parameters: updates with the same base may be compared.
-
-        It contains a digest of the numbers, because a server that went back to an older
-        checkpoint may reach the same version by another way.
-        """
-        prefix = f"{self.id}.{self.version}-"
-        if not self._base.startswith(prefix):
-            digest = hashlib.sha256(self.params.tobytes() + self.buffers.tobytes())
-            self._base = prefix + digest.hexdigest()[:12]
-        return self._base
+__all__ = ["ParameterTree"]
 
 
 class ParameterTree:
@@ -108,12 +37,13 @@ class ParameterTree:
         Length of the vector of averaged but never compared values (BatchNorm statistics).
     cache
         How edges keep the updates that newcomers are compared with: :class:`InMemory`,
-        :class:`Sketched` or :class:`OnDisk`.
+        :class:`Sketched`, :class:`OnDisk`, or an object of your own with the methods of
+        :class:`fedbranch.tree.EdgeCache`.
 
     Attributes
     ----------
     positions
-        Who stands where, for questions about many clients at once.
+        The node of every client, for questions about many clients at once.
 
     Notes
     -----
@@ -144,12 +74,12 @@ class ParameterTree:
                 "one parameter and no negative number of buffers"
             )
         cache = InMemory() if cache is None else cache
-        if not isinstance(cache, EdgeCache):
+        if isinstance(cache, type) or not isinstance(cache, EdgeCache):
             raise TypeError(
-                f"cache is {cache!r}; pass InMemory(), Sketched(size=...) or OnDisk(folder=...)"
+                f"cache is {cache!r}; pass InMemory(), Sketched(size=...), OnDisk(folder=...) or "
+                "an object with the methods of fedbranch.tree.EdgeCache"
             )
-        if isinstance(cache, OnDisk):
-            make_folder(Path(cache.folder))  # if that cannot be, better now than at a split
+        cache.prepare()  # if edges cannot be kept, better an error now than at a split
         self.num_params = num_params
         self.num_buffers = num_buffers
         self.cache = cache
@@ -189,7 +119,7 @@ class ParameterTree:
         return [node for node in self if node.is_leaf]
 
     def path(self, node_id: int) -> list[Node]:
-        """Give the nodes from the root to a node: its models from general to specific."""
+        """Return the nodes from the root to a node: its models from general to specific."""
         node: Node | None = self[node_id]
         nodes = []
         while node is not None:
@@ -208,7 +138,7 @@ class ParameterTree:
         return client_id in self.positions
 
     def position(self, client_id: str) -> int:
-        """Give the id of the node at which a client stands."""
+        """Return the id of the node at which a client stands."""
         node_id = self.positions.of(client_id)
         if node_id is None:
             raise ValueError(f"client {client_id!r} has no position; place it at the root first")
@@ -223,7 +153,7 @@ class ParameterTree:
         self.positions.remove([client_id])
 
     def members(self, node_id: int) -> list[str]:
-        """Give the clients that stand at exactly this node, sorted."""
+        """List the clients that stand at exactly this node, sorted."""
         return self.positions.members([self[node_id].id])
 
     def num_members(self, node_id: int) -> int:
@@ -231,18 +161,18 @@ class ParameterTree:
         return self.positions.num_members(self[node_id].id)
 
     def cluster(self, node_id: int) -> list[str]:
-        """Give the clients that stand at this node or below it (the paper's c_v), sorted."""
+        """List the clients that stand at this node or below it (the paper's c_v), sorted."""
         return self.positions.members([node.id for node in self.subtree(node_id)])
 
     def subtree(self, node_id: int) -> list[Node]:
-        """Give a node and all nodes below it, parents before their children."""
+        """List a node and all nodes below it, parents before their children."""
         nodes = [self[node_id]]
         for node in nodes:  # grows while we walk over it
             nodes.extend(self[child_id] for child_id in node.child_ids)
         return nodes
 
     def leaves_below(self, node_id: int) -> list[Node]:
-        """Give the leaves at or below a node, by id."""
+        """List the leaves at or below a node, by id."""
         return sorted(
             (node for node in self.subtree(node_id) if node.is_leaf), key=lambda node: node.id
         )
@@ -274,8 +204,8 @@ class ParameterTree:
             A leaf. Its parameters are from now on frozen: the stationary solution θ*.
         groups
             For each child, the clients that go there with their updates computed at the
-            leaf's current parameters, which stay on the edge. A client without one (None)
-            goes there too, but nobody can be compared with it. Or what
+            leaf's current parameters, which stay on the edge. A client without an update (None)
+            goes there too, but newcomers cannot be compared with it. Or the edges that
             :meth:`prepared_edges` made of such groups.
         in_round
             The round in which the split happens.
@@ -315,7 +245,9 @@ class ParameterTree:
         return node.child_ids
 
     def prepared_edges(self, groups: Sequence[Mapping[str, Array | None]]) -> list[Edge]:
-        """Make what the edges of a split will keep, which may fail; the tree stays as it is.
+        """Make the edges of a split; if that fails, nothing of them is left.
+
+        The tree itself does not change.
 
         Raises
         ------
@@ -327,8 +259,8 @@ class ParameterTree:
         edges: list[Edge] = []
         try:
             for group in groups:
-                edge = group if isinstance(group, Edge) else keep(self.cache, group)
-                edges.append(edge)  # one by one, so that those made are known if one cannot be
+                edge = group if isinstance(group, Edge) else make_edge(self.cache, group)
+                edges.append(edge)  # one by one, so that a failure discards those before
             dims = {edge.dim for edge in (*edges, *self._edges()) if edge}
             if len(dims) > 1:
                 raise ValueError(
@@ -354,14 +286,12 @@ class ParameterTree:
         for gone_id in gone_ids:
             self._nodes[gone_id].cached_updates.discard()
             del self._nodes[gone_id]
-        node.child_ids = ()
-        node.split_in_round = None
-        node._frozen = None
+        node.become_leaf()
 
     # Assigning new clients
 
     def can_route(self, node_id: int) -> bool:
-        """Say whether every edge below an inner node has cached updates to compare with."""
+        """Return whether every edge below an inner node has cached updates to compare with."""
         return all(self[child_id].cached_updates for child_id in self[node_id].child_ids)
 
     def descend(
@@ -376,12 +306,12 @@ class ParameterTree:
         update
             Computed at that node's parameters; as long as the cached ones.
         ignored_share
-            What share of a child's cached updates, the most similar ones, does not count; rounded
-            to whole updates. The paper's algorithm ignores none, and so one poisoned update can
-            attract everybody.
+            Share of a child's cached updates, the most similar ones, that does not count; rounded
+            to whole updates. The paper's algorithm ignores none, so one poisoned update can
+            attract all newcomers.
         num_best
-            The similarity to a child is the mean over so many of the cached updates that count,
-            the most similar ones, or over all if they are fewer. The paper takes the largest.
+            The similarity to a child is the mean over this many of the most similar updates that
+            count, or over all if there are fewer. The paper takes the largest.
 
         Returns
         -------
@@ -405,7 +335,7 @@ class ParameterTree:
         updates
             Shape (num_clients, dim).
         ignored_share, num_best
-            As for one.
+            As for :meth:`descend`.
 
         Returns
         -------
@@ -417,35 +347,12 @@ class ParameterTree:
                 f"node {node_id} has no edges with cached updates; only a client at a split "
                 "made from updates can be routed"
             )
-        if operator.index(num_best) < 1 or not 0 <= ignored_share <= 1:
-            raise ValueError(
-                f"num_best is {num_best} and ignored_share {ignored_share}; at least one update "
-                "counts, and a share is in [0, 1]"
-            )
         edges = {child_id: self[child_id].cached_updates for child_id in self[node_id].child_ids}
-        dims = {edge.dim for edge in edges.values()}
-        if dims != {updates.shape[1]}:
-            raise ValueError(
-                f"the update has {updates.shape[1]} numbers and the cached ones {sorted(dims)}; "
-                "compare updates of the same model"
-            )
-        compared = kept(self.cache, updates)
-        at_once = max(1, SIMILARITIES_AT_ONCE // max(map(len, edges.values())))
-        descents = []
-        for rows in column_blocks(len(compared), at_once):
-            some = scaled_for_cosines(compared[rows])
-            columns = [
-                _mean_of_best(edge.similarities(some), ignored_share, num_best).tolist()
-                for edge in edges.values()
-            ]
-            for similarities in zip(*columns, strict=True):
-                of_client = dict(zip(edges, similarities, strict=True))
-                descents.append(Descent(max(of_client, key=of_client.__getitem__), of_client))
-        return descents
+        return descents(edges, self.cache, updates, ignored_share=ignored_share, num_best=num_best)
 
     def num_compared(self, dim: int) -> int:
-        """Say by how many numbers updates of this length are compared on edges."""
-        return num_kept(self.cache, dim)
+        """Count the numbers by which updates of length ``dim`` are compared on edges."""
+        return self.cache.num_kept(dim)
 
     def assign(self, train: Callable[[Vector], Vector]) -> int:
         """Walk a new client from the root to a leaf (the paper's "Assigning new Clients").
@@ -487,8 +394,9 @@ class ParameterTree:
         folder
             Where it was saved.
         cache
-            How edges keep updates from now on; by default as they did. What was on disk is used
-            where it was saved, and what is new goes to ``edges`` in there.
+            How edges keep updates from now on; by default as they did. Edges that were on disk
+            are read where they were saved, and new ones go to ``edges`` in that folder. Needed
+            if the saved cache was the user's own.
         """
         state, files = read_checkpoint(Path(folder), "tree")
         cache = restored_cache(state, given=cache, folder=Path(folder))
@@ -496,28 +404,7 @@ class ParameterTree:
 
     def to_state(self) -> tuple[JSON, dict[str, Tensors]]:
         """Describe the tree as JSON and tensors, for a checkpoint."""
-        leaves: dict[str, NDArray[np.float32]] = {}
-        files: dict[str, Tensors] = {"leaves": leaves}
-        nodes = []
-        for node in self:
-            if node.is_leaf:
-                leaves |= node.tensors()
-            else:
-                files[f"node-{node.id}"] = node.frozen_tensors()
-            if node.cached_updates:
-                files[f"edge-{node.id}"] = node.cached_updates.tensors
-                files[f"ids-{node.id}"] = node.cached_updates.ids
-            nodes.append(
-                {
-                    "id": node.id,
-                    "parent_id": node.parent_id,
-                    "child_ids": list(node.child_ids),
-                    "version": node.version,
-                    "born_in_round": node.born_in_round,
-                    "split_in_round": node.split_in_round,
-                    "num_cached": len(node.cached_updates),
-                }
-            )
+        nodes, files = nodes_to_state(self)
         clients, of_clients = self.positions.to_state()
         state: JSON = {
             "cache": cache_to_state(self.cache),
@@ -538,75 +425,34 @@ class ParameterTree:
         *,
         cache: EdgeCache | None = None,
     ) -> ParameterTree:
-        """Rebuild a tree from what :meth:`to_state` gave."""
+        """Rebuild a tree from what :meth:`to_state` returned."""
         try:
             tree = cls(state["num_params"], state["num_buffers"])
             tree.cache = restored_cache(state) if cache is None else cache
-            tree._nodes.clear()
-            for entry in state["nodes"]:
-                node_id = entry["id"]
-                if type(node_id) is not int or not 0 <= node_id <= LARGEST_NODE_ID:
-                    raise ValueError(f"a node has the id {node_id!r}")
-                tensors = files[f"node-{node_id}" if entry["child_ids"] else "leaves"]
-                edge, num_cached = Edge(), entry["num_cached"]
-                if num_cached or f"edge-{node_id}" in files:
-                    dim = state.get("num_compared")  # not in states of older versions
-                    of_edge = files[f"ids-{node_id}"], files[f"edge-{node_id}"]
-                    edge = restored_edge(tree.cache, *of_edge, dim=dim)
-                if type(num_cached) is not int or len(edge) != num_cached:
-                    raise ValueError(f"node {node_id} has {len(edge)} cached updates")
-                tree._nodes[node_id] = Node(
-                    id=node_id,
-                    parent_id=entry["parent_id"],
-                    params=tensors[f"params-{node_id}"],
-                    buffers=tensors[f"buffers-{node_id}"],
-                    born_in_round=entry["born_in_round"],
-                    version=entry["version"],
-                    child_ids=tuple(entry["child_ids"]),
-                    split_in_round=entry["split_in_round"],
-                    cached_updates=edge,
-                )
+            tree._nodes = nodes_from_state(
+                state["nodes"],
+                files,
+                tree.cache,
+                num_compared=state.get("num_compared"),  # not in states of older versions
+            )
             tree._next_id = state["next_id"]
             tree.positions = Positions.from_state(state["clients"], files, tree._nodes)
-            tree._check()
+            tree.check()
         except (KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
             raise DamagedFile(f"the saved tree contradicts itself: {error!r}") from error
         return tree
 
-    def _check(self) -> None:
-        """Raise ValueError if the nodes do not form one tree of equally long vectors."""
-        reached = [self.root.id]
-        for node_id in reached:
-            reached.extend(self[node_id].child_ids)
-            if any(self[child_id].parent_id != node_id for child_id in self[node_id].child_ids):
-                raise ValueError(f"a child of node {node_id} names another parent")
-            if len(reached) > len(self._nodes):
-                break
-        if sorted(reached) != sorted(self._nodes) or self._next_id <= max(self._nodes):
-            raise ValueError("the nodes do not form one tree")
-        # What was compared may have a length of its own, but one for all edges.
-        compared = {edge.dim for edge in self._edges() if edge}
-        if len(compared) > 1:
-            raise ValueError(f"the cached updates have lengths {sorted(compared)}")
-        for node in self:
-            if node.params.shape != (self.num_params,):
-                raise ValueError(f"node {node.id} has vectors of another length")
-            if node.buffers.shape != (self.num_buffers,):
-                raise ValueError(f"node {node.id} has buffers of another length")
+    def check(self) -> None:
+        """Raise an error unless the nodes form one tree of equally long vectors.
 
-
-def read_only(vector: Vector) -> Vector:
-    """Give a view that nobody can write through."""
-    view = vector.view()
-    view.flags.writeable = False
-    return view
-
-
-def _mean_of_best(similarity: Vector, ignored_share: float, num_best: int) -> NDArray[np.float64]:
-    """Average the most similar entries of each row that count."""
-    num_cached = similarity.shape[1]
-    end = num_cached - min(int(ignored_share * num_cached + 0.5), num_cached - 1)
-    first = max(0, end - num_best)
-    ranked = np.partition(similarity, (first, end - 1), axis=1)[:, first:end]
-    means: NDArray[np.float64] = np.sort(ranked, axis=1).mean(axis=1, dtype=np.float64)
-    return means
+        Raises
+        ------
+        KeyError, ValueError
+            If they do not.
+        """
+        check_nodes(
+            self._nodes,
+            next_id=self._next_id,
+            num_params=self.num_params,
+            num_buffers=self.num_buffers,
+        )

@@ -23,7 +23,7 @@ def test_lengths_are_right_and_the_strongest_block_bounds_the_largest_entry(dim)
     assert (largest >= found.strongest / 32.1).all()
 
 
-def test_lengths_of_rows_do_not_depend_on_what_is_beside_them():
+def test_lengths_of_rows_do_not_depend_on_other_rows():
     updates = some_updates(9, 5000)
 
     alone = np.concatenate([extents(row[None, :]).lengths for row in updates])
@@ -32,7 +32,7 @@ def test_lengths_of_rows_do_not_depend_on_what_is_beside_them():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_has_no_length(bad):
+def test_an_update_that_is_not_finite_has_no_length(bad):
     updates = np.ones((2, 3000), np.float32)
     updates[1, 2999] = bad
 
@@ -43,7 +43,7 @@ def test_what_is_not_finite_has_no_length(bad):
 
 
 @pytest.mark.parametrize("lay", [np.asfortranarray, lambda a: np.repeat(a, 2, axis=1)[:, ::2]])
-def test_lengths_do_not_depend_on_where_numbers_lie(lay):
+def test_lengths_do_not_depend_on_the_memory_layout(lay):
     updates = np.random.default_rng(0).normal(size=(50, 1500)).astype(np.float32)
 
     found, expected = extents(lay(updates)), extents(updates)
@@ -66,7 +66,7 @@ def test_machine_code_measures_the_same_bits(machine_code, dim):
 
 def test_without_numba_numpy_does_it(monkeypatch):
     monkeypatch.setitem(sys.modules, module.MODULE, None)
-    monkeypatch.setattr(module, "WORTH_IT", 0)
+    monkeypatch.setattr(module, "LEAST_NUMBERS", 0)
     module.machine_code.cache_clear()
     try:
         assert extents(np.float32([[3.0, 4.0]])).lengths.tolist() == [5.0]

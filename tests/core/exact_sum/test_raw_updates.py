@@ -1,4 +1,4 @@
-"""Updates that are not written down, against what they are."""
+"""Raw updates against the matrix of updates."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ pytest.importorskip("numba", reason="there is no machine code without Numba")
 
 
 def in_pieces(came_back, lengths, headers):
-    """Cut vectors into bytes, behind headers of so many bytes."""
+    """Cut vectors into pieces of bytes, each behind a header of the given length."""
     ends = np.cumsum(lengths)
     return [
         b"x" * header + vector[end - length : end].tobytes()
@@ -22,7 +22,7 @@ def in_pieces(came_back, lengths, headers):
     ("lengths", "headers"),
     [([5], [0]), ([0, 3, 0, 2, 0], [0, 7, 128, 1, 3]), ([1024, 1, 3000], [128, 128, 192])],
 )
-def test_what_is_written_is_what_came_back_less_what_was_sent(lengths, headers):
+def test_written_updates_are_replies_minus_the_model_sent(lengths, headers):
     rng = np.random.default_rng(0)
     before = rng.normal(size=sum(lengths)).astype(np.float32)
     came_back = rng.normal(size=(4, sum(lengths))).astype(np.float32)
@@ -39,7 +39,7 @@ def test_what_is_written_is_what_came_back_less_what_was_sent(lengths, headers):
 def test_numbers_stay_as_long_as_the_updates_do():
     before = np.zeros(1000, np.float32)
     updates = Differences([np.full(1000, 7.0, np.float32).tobytes()], [0], [1000], before)
-    others = [np.zeros(1000, np.float32).tobytes() for _ in range(50)]  # where they might have been
+    others = [np.zeros(1000, np.float32).tobytes() for _ in range(50)]  # might reuse the memory
 
     assert (updates.written() == 7).all()
     assert others
@@ -59,7 +59,7 @@ def test_numbers_stay_as_long_as_the_updates_do():
         ([16, 16, 16, 16, 16], [0] * 5, [2**62] * 4 + [6]),  # modulo 2**64 that would fit
     ],
 )
-def test_what_would_be_read_from_elsewhere_is_refused(sizes, offsets, lengths):
+def test_pieces_that_would_be_read_beyond_their_end_are_refused(sizes, offsets, lengths):
     pieces = [bytes(size) for size in sizes]
 
     with pytest.raises(ValueError, match="cannot"):

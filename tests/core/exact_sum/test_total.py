@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from core.made_updates import some_updates
 from fedbranch.core.exact_sum.block_norms import extents
 from fedbranch.core.exact_sum.raw_updates import Differences
-from fedbranch.core.exact_sum.total import CARRY, ExactSum, can_be_added_plain
+from fedbranch.core.exact_sum.total import ExactSum, can_be_added_plain
+from fedbranch.core.exact_sum.unit_sum import CARRY
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.core.projection import Projection
 
@@ -69,7 +70,7 @@ def test_parts_of_several_threads_merge_to_the_same_bits():
 
 
 def test_many_large_terms_do_not_lose_what_is_small():
-    # So many that one accumulator alone would have to round.
+    # With this many terms, a single accumulator would have to round.
     dim, updates = 3, np.float32([[1.0, 1.0, 2.0**-30]])
     total = ExactSum(dim)
     for _ in range(40):
@@ -81,7 +82,7 @@ def test_many_large_terms_do_not_lose_what_is_small():
 
 
 @pytest.mark.parametrize("is_sketched", [False, True])
-def test_it_is_kept_in_files_and_goes_on(is_sketched):
+def test_a_sum_that_was_saved_goes_on_to_the_same_bits(is_sketched):
     updates, weights = some_updates(60, 500), np.random.default_rng(1).uniform(1, 9, 60)
     projection = Projection(dim=500, size=16) if is_sketched else None
     whole, first = ExactSum(500, projection), ExactSum(500, projection)
@@ -130,7 +131,7 @@ def test_every_update_is_rounded_by_less_than_its_largest_entry_shows(seed, whol
         assert abs(Fraction(float(found[column])) - exact) <= rounding
 
 
-def test_a_mean_is_that_of_geometry_but_for_the_last_bit():
+def test_a_mean_equals_the_one_of_geometry_up_to_the_last_bit():
     updates, weights = some_updates(200, 2000, spread=0.5), np.arange(1.0, 201.0)
     total = ExactSum(2000)
     total.add(updates, weights)
@@ -151,7 +152,7 @@ def test_all_sizes_that_float32_has_can_be_added(value, weight):
     np.testing.assert_allclose(total.total(), updates[0].astype(np.float64) * weight, rtol=2**-31)
 
 
-def test_nothing_adds_up_to_zero():
+def test_an_empty_sum_is_zero():
     assert ExactSum(4).total().tolist() == [0.0] * 4
     assert ExactSum(4).to_tensors() == {}
     zero = ExactSum(4)
@@ -177,7 +178,7 @@ def test_sketches_are_those_of_the_projection(dim, whole):
 # What is refused
 
 
-def test_what_cannot_be_added_is_refused():
+def test_updates_and_weights_that_cannot_be_added_are_refused():
     total = ExactSum(3)
     with pytest.raises(ValueError, match=r"shape \(1, 2\) and dtype float32; add float32 of shape"):
         total.add(np.zeros((1, 2), np.float32), [1.0])
@@ -207,7 +208,7 @@ def test_damaged_sums_are_refused(parts):
 
 
 @pytest.mark.parametrize("weight", [1e9, 1e-280, 1e-300, 1e-320])
-def test_whatever_was_added_can_be_read_again(weight):
+def test_a_sum_of_any_weights_can_be_read_again(weight):
     exact = ExactSum(2)
     exact.add(np.float32([[1e-3, -2e-20]]), [weight])
 
@@ -249,7 +250,7 @@ def test_machine_code_gives_the_same_bits(machine_code, dim, size):
     assert found[0] == found[1]
 
 
-def test_machine_code_takes_what_may_not_be_written_to(machine_code):
+def test_machine_code_takes_read_only_arrays(machine_code):
     machine_code(True)
     updates = some_updates(10, 3000)
     plain, locked = ExactSum(3000), ExactSum(3000)
@@ -261,7 +262,7 @@ def test_machine_code_takes_what_may_not_be_written_to(machine_code):
     assert state_of(plain) == state_of(locked)
 
 
-def test_updates_that_lie_apart_give_the_same_bits(machine_code):
+def test_updates_that_are_not_contiguous_give_the_same_bits(machine_code):
     machine_code(True)
     updates = some_updates(10, 3000)
     apart = np.zeros((10, 6000), np.float32)[:, ::2]
@@ -274,11 +275,14 @@ def test_updates_that_lie_apart_give_the_same_bits(machine_code):
     assert state_of(plain) == state_of(other)
 
 
-# Updates that are added as they lie
+# Raw updates
 
 
-def lying(updates, lengths, before):
-    """Put updates, on top of what was sent, into pieces with a few bytes before each."""
+def raw(updates, lengths, before):
+    """Make replies of updates and cut them into pieces with a few bytes before each.
+
+    Return the raw updates and the updates, which are rounded by this.
+    """
     came_back = before + updates
     ends = np.cumsum(lengths)
     pieces = [
@@ -293,7 +297,7 @@ def lying(updates, lengths, before):
     ("lengths", "size"),
     [([7, 0, 293], 400), ([1025], 1024), ([0, 1000, 1, 3999], 16), ([13, 40_000, 29_988], 64)],
 )
-def test_what_is_added_as_it_lies_is_as_if_it_had_been_written_down(machine_code, lengths, size):
+def test_raw_updates_give_the_same_bits_as_written_ones(machine_code, lengths, size):
     machine_code(True)
     dim, num = sum(lengths), 21
     rng = np.random.default_rng(dim)
@@ -304,7 +308,7 @@ def test_what_is_added_as_it_lies_is_as_if_it_had_been_written_down(machine_code
     updates[5] = 0
     for row, number in odd.items():
         updates[row, dim // 2] = number
-    there, updates = lying(updates, lengths, before)
+    there, updates = raw(updates, lengths, before)
     weights = rng.integers(1, 1000, num).astype(float)
     weights[2] = 0
     longest = float(np.sort(extents(updates).lengths)[-4])  # NaN are the last ones
@@ -339,12 +343,12 @@ def test_an_entry_that_is_longer_than_its_block_leaves_no_accumulator_too_small(
     assert state_of(whole) == state_of(merged)
 
 
-def test_what_lies_there_is_measured_as_if_it_had_been_written_down(machine_code):
+def test_raw_updates_have_the_same_lengths_as_written_ones(machine_code):
     machine_code(True)
     lengths = [0, 700, 1, 2500, 0, 4096, 3]
     updates, before = some_updates(9, sum(lengths), spread=2.0), np.zeros(7300, np.float32)
     updates[3, 5000] = np.nan
-    there, updates = lying(updates, lengths, before)
+    there, updates = raw(updates, lengths, before)
 
     measured = there.squares
 
@@ -353,12 +357,12 @@ def test_what_lies_there_is_measured_as_if_it_had_been_written_down(machine_code
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_can_be_added_as_it_lies_is_known_before(machine_code, seed):
+def test_it_is_known_before_which_raw_updates_are_added(machine_code, seed):
     machine_code(True)
     rng = np.random.default_rng(seed)
     updates, before = some_updates(40, 3000, spread=1.0), np.zeros(3000, np.float32)
     updates[rng.permutation(40)[:6]] *= np.float32([[1e-14], [1e-11], [1e8], [1e17], [0], [np.nan]])
-    there, updates = lying(updates, [1000, 2000], before)
+    there, updates = raw(updates, [1000, 2000], before)
     longest = [np.inf, float(np.nanmedian(extents(updates).lengths))][seed % 2]
     total = ExactSum(3000, Projection(dim=3000, size=16))
 
@@ -369,13 +373,13 @@ def test_who_can_be_added_as_it_lies_is_known_before(machine_code, seed):
     assert 0 < before_it.sum() < 40
 
 
-def test_who_is_as_long_as_may_be_is_added_if_that_was_said_before(machine_code):
+def test_an_update_of_the_largest_length_is_added_if_that_was_promised(machine_code):
     machine_code(True)
     dim = 16 * 1024
     update = np.zeros((1, dim), np.float32)
-    update[0, 1023::1024] = 2.0**-27  # whose squares a sum in another order loses
+    update[0, 1023::1024] = 2.0**-27  # their squares are lost in a sum of another order
     update[0, -1] = 1
-    there, _ = lying(update, [dim], np.zeros(dim, np.float32))
+    there, _ = raw(update, [dim], np.zeros(dim, np.float32))
     for steps in range(-40, 40):
         longest = (1 + steps * 2.0**-52) / (1 - 1e-9)
         total = ExactSum(dim, Projection(dim=dim, size=16))
@@ -386,10 +390,10 @@ def test_who_is_as_long_as_may_be_is_added_if_that_was_said_before(machine_code)
         assert found.is_added[0] or not is_sure[0]
 
 
-def test_who_is_too_long_is_not_added_as_it_lies(machine_code):
+def test_raw_updates_that_are_too_long_are_not_added(machine_code):
     machine_code(True)
     updates, before = some_updates(12, 3000, spread=0.3), np.zeros(3000, np.float32)
-    there, updates = lying(updates, [3000], before)
+    there, updates = raw(updates, [3000], before)
     lengths = extents(updates).lengths
     longest = float(np.median(lengths))
 
@@ -398,11 +402,11 @@ def test_who_is_too_long_is_not_added_as_it_lies(machine_code):
     assert found.is_added.tolist() == (lengths < longest).tolist()
 
 
-def test_so_many_are_added_as_they_lie_that_sums_have_to_carry(machine_code):
+def test_sums_of_many_raw_updates_carry(machine_code):
     machine_code(True)
     dim = 5
     updates = np.float32([[15.99, -15.99, 1e-4, 3, 0]])  # nearly the next unit
-    there, updates = lying(np.repeat(updates, 32, axis=0), [dim], np.zeros(dim, np.float32))
+    there, updates = raw(np.repeat(updates, 32, axis=0), [dim], np.zeros(dim, np.float32))
     total = ExactSum(dim, Projection(dim=dim, size=16))
     for _ in range(50):
         assert total.add_plain(there, np.full(32, 1000.0)).is_added.all()

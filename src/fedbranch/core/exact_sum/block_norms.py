@@ -1,8 +1,8 @@
-"""How long updates are, each measured by itself, in one pass.
+"""Lengths of updates, and of their strongest blocks, in one pass over each.
 
-Numbers are squared and added up block by block in float32, in an order that is the same on every
-machine, and the blocks in float64. The length of the strongest block says as well how large the
-entries are.
+Numbers are squared and summed block by block in float32, in an order that is the same on every
+machine, and the blocks in float64. The length of the strongest block bounds the largest entry, from
+above and from below.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fedbranch.core.exact_sum.machine_code import worthwhile_machine_code
 
 __all__ = [
-    "BLOCK",
-    "STRONGEST",
-    "WEAKEST",
+    "LONGEST_SAFE",
+    "NUMBERS_PER_BLOCK",
+    "SHORTEST_SAFE",
     "Extent",
     "extents",
     "is_plain",
@@ -26,21 +26,20 @@ __all__ = [
     "strongest_of",
 ]
 
-# Numbers per dot product in float32: so short that its rounding does not show.
-BLOCK = 1024
-# Of updates with strongest blocks of such lengths no square leaves float32 or its digits.
-WEAKEST, STRONGEST = 1e-12, 1e18
+NUMBERS_PER_BLOCK = 1024  # few enough that rounding in float32 does not show
+# If the length of the strongest block is between these, no square overflows or loses digits.
+SHORTEST_SAFE, LONGEST_SAFE = 1e-12, 1e18
 BLOCKS_AT_ONCE = 128
 
 
 class Extent(NamedTuple):
-    """How long updates are, and how large.
+    """The lengths of updates, and bounds of their entries.
 
     Attributes
     ----------
     lengths
-        Shape (n,): Euclidean lengths, to about 1e-7 of themselves. NaN or infinite if the
-        update is not finite or beyond 1e30.
+        Shape (n,): Euclidean lengths, to about 1e-7 of themselves. NaN or infinite for an
+        update that is not finite or beyond 1e30.
     strongest
         Shape (n,): the length of the strongest block of 1024 numbers; the largest entry is
         at most that, and at least 1/32 of it.
@@ -51,7 +50,7 @@ class Extent(NamedTuple):
 
 
 def extents(updates: NDArray[np.float32]) -> Extent:
-    """Measure updates, shape (n, dim), each by itself, in one pass.
+    """Compute the lengths of updates, shape (n, dim), each by itself and in one pass.
 
     Examples
     --------
@@ -60,8 +59,8 @@ def extents(updates: NDArray[np.float32]) -> Extent:
     """
     squares = _block_squares(updates)
     found = Extent(lengths_of(squares), strongest_of(squares))
-    # Squares of such numbers leave float32 or its digits; there are few such updates.
-    odd = np.flatnonzero(~((found.strongest > WEAKEST) & (found.strongest < STRONGEST)))
+    # The others are measured in float64; there are few.
+    odd = np.flatnonzero(~((found.strongest > SHORTEST_SAFE) & (found.strongest < LONGEST_SAFE)))
     for row in odd.tolist():
         largest = float(np.abs(updates[row]).max())
         if largest == 0 or not largest <= 1e31:
@@ -76,52 +75,56 @@ def extents(updates: NDArray[np.float32]) -> Extent:
 
 
 def strongest_of(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Give the lengths of the strongest blocks, from the squared lengths of all."""
+    """Return the lengths of the strongest blocks, from the squared lengths of all blocks."""
     strongest: NDArray[np.float64] = np.sqrt(squares.max(axis=1, initial=0.0))
     return strongest
 
 
 def lengths_of(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Give the lengths of updates, from the squared lengths of their blocks."""
+    """Return the lengths of updates, from the squared lengths of their blocks."""
     lengths: NDArray[np.float64] = np.sqrt(squares.sum(axis=1))
     return lengths
 
 
 def _block_squares(updates: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Give the squared length of every block, shape (n, num_blocks).
+    """Compute the squared length of every block, shape (n, num_blocks).
 
-    The second half of a block's squares is added to the first, and so on with what is left: an
-    order that is the same on every machine. What a block lacks at the end counts as zeros.
+    The second half of a block's squares is added to the first half, and so on with the sums: an
+    order that is the same on every machine. The last block is filled up with zeros.
     """
     num_rows, dim = updates.shape
-    squares = np.zeros((num_rows, -(-dim // BLOCK)))
+    squares = np.zeros((num_rows, -(-dim // NUMBERS_PER_BLOCK)))
     compiled = worthwhile_machine_code(updates.size) if is_plain(updates) else None
     if compiled is not None:
         compiled.block_squares(updates, squares)
         return squares
-    num_whole = dim // BLOCK
-    whole = updates[:, : num_whole * BLOCK].reshape(num_rows, num_whole, BLOCK)
-    memory = np.empty((min(num_whole, BLOCKS_AT_ONCE), BLOCK), updates.dtype)
+    num_whole = dim // NUMBERS_PER_BLOCK
+    whole = updates[:, : num_whole * NUMBERS_PER_BLOCK].reshape(
+        num_rows, num_whole, NUMBERS_PER_BLOCK
+    )
+    memory = np.empty((min(num_whole, BLOCKS_AT_ONCE), NUMBERS_PER_BLOCK), updates.dtype)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for row in range(num_rows):
             for first in range(0, num_whole, BLOCKS_AT_ONCE):
                 part = whole[row, first : first + BLOCKS_AT_ONCE]
                 squared = np.square(part, out=memory[: len(part)])
                 squares[row, first : first + len(part)] = _halved(squared)
-        if dim % BLOCK:
-            rest = np.zeros((num_rows, BLOCK), updates.dtype)
-            np.square(updates[:, num_whole * BLOCK :], out=rest[:, : dim % BLOCK])
+        if dim % NUMBERS_PER_BLOCK:
+            rest = np.zeros((num_rows, NUMBERS_PER_BLOCK), updates.dtype)
+            np.square(
+                updates[:, num_whole * NUMBERS_PER_BLOCK :], out=rest[:, : dim % NUMBERS_PER_BLOCK]
+            )
             squares[:, -1] = _halved(rest)
     return squares
 
 
 def _halved(squares: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Add up rows of BLOCK squares."""
-    half = BLOCK
+    """Sum rows of ``NUMBERS_PER_BLOCK`` squares."""
+    half = NUMBERS_PER_BLOCK
     while half > 32:
         half //= 2
         squares = squares[:, :half] + squares[:, half:]
-    few = np.ascontiguousarray(squares.T)  # short rows take long
+    few = np.ascontiguousarray(squares.T)  # operations on short rows take long
     while half > 1:
         half //= 2
         few[:half] += few[half : 2 * half]
@@ -130,7 +133,7 @@ def _halved(squares: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def is_plain(updates: NDArray[np.floating]) -> bool:
-    """Whether updates lie in memory as machine code expects it."""
+    """Return whether updates have the memory layout that machine code expects."""
     return (
         updates.dtype == np.float32
         and updates.dtype.isnative

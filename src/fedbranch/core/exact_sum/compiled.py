@@ -1,8 +1,8 @@
 """The loops of exact sums in machine code, by Numba: every number is touched once.
 
-They give, bit for bit, what the NumPy code of :mod:`fedbranch.core.exact_sum.total` and
-:mod:`fedbranch.core.exact_sum.block_norms` gives, which say what they do and why. All of them are in this one
-file, since Numba keeps its machine code until the file changes.
+They compute, bit for bit, the same as the NumPy code of :mod:`fedbranch.core.exact_sum.total` and
+:mod:`fedbranch.core.exact_sum.block_norms`, which is their specification. All are in this one file,
+because Numba keeps its machine code until the file changes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from numba.extending import intrinsic
 from numba.types import Array, CPointer, boolean, float32, float64, int64, uint64, void
 from numpy.typing import NDArray
 
-from fedbranch.core.exact_sum import block_norms as extents
-from fedbranch.core.exact_sum.machine_code import compiled
+from fedbranch.core.exact_sum.block_norms import NUMBERS_PER_BLOCK
+from fedbranch.core.exact_sum.machine_code import compile_now
 
 __all__ = ["add_plain", "add_rows", "block_squares", "carry", "measure_plain"]
 
-BLOCK = 1024  # as there; Numba would not see that it changed in another file
-assert BLOCK == extents.BLOCK
-COLUMNS_AT_ONCE = 1024  # of which a few rows and their sums stay in the first cache
-NUMBERS_AHEAD = 128  # for which memory is asked at once: for more it would be waited
-LINE_BYTES = 64  # of which memory is read, on most machines
+BLOCK = 1024  # repeated here, as Numba would not notice a change in another file
+assert BLOCK == NUMBERS_PER_BLOCK
+COLUMNS_AT_ONCE = 1024  # a few rows of these and their sums stay in the first cache
+NUMBERS_AHEAD = 128  # prefetched together; with more, the processor would wait
+LINE_BYTES = 64  # of a cache line, on most machines
 
 _UPDATES = Array(float32, 2, "C", readonly=True)
 _NUMBERS = Array(float32, 1, "C", readonly=True)
@@ -40,7 +40,7 @@ _inlined = njit(nogil=True, error_model="numpy", inline="always")
 
 @_inlined  # type: ignore[untyped-decorator]
 def _square_of(values: NDArray[np.float32], halves: NDArray[np.float32]) -> np.float64:
-    """Give the squared length of one block, with memory for half of one."""
+    """Compute the squared length of one block, with memory for half a block."""
     half = BLOCK // 2
     if len(values) == BLOCK:
         first, second = values[:half], values[half:]
@@ -59,7 +59,7 @@ def _square_of(values: NDArray[np.float32], halves: NDArray[np.float32]) -> np.f
 
 @_inlined  # type: ignore[untyped-decorator]
 def _sum_of(halves: NDArray[np.float32]) -> np.float64:
-    """Add the second half of the numbers to the first, and so on; two such steps at once."""
+    """Add the second half of the numbers to the first half, and so on; two steps at once."""
     length = BLOCK // 2
     while length > 2:
         quarter = length // 4
@@ -71,7 +71,7 @@ def _sum_of(halves: NDArray[np.float32]) -> np.float64:
     return np.float64(halves[0] + halves[1])
 
 
-@compiled(void(_UPDATES, float64[:, ::1]))
+@compile_now(void(_UPDATES, float64[:, ::1]))
 def block_squares(updates: NDArray[np.float32], squares: NDArray[np.float64]) -> None:
     """Write the squared length of every block of every update, shape (n, num_blocks)."""
     num_rows, dim = updates.shape
@@ -94,10 +94,10 @@ def _add_few(
     end: int,
     place: int,
 ) -> None:
-    """Add some columns of all rows; they are folded into those that begin at a place."""
+    """Add some columns of all rows, and fold them into the columns from ``place`` on."""
     signed_units, sums = table[start:end], low[start:end]
     number = 0
-    while number + 1 < len(rows):  # two rows at once: the sums are read and written half as often
+    while number + 1 < len(rows):  # two rows at once, so sums are read and written half as often
         one, two = updates[rows[number], start:end], updates[rows[number + 1], start:end]
         into_one = folded[number, place : place + end - start]
         into_two = folded[number + 1, place : place + end - start]
@@ -124,7 +124,7 @@ def _add_few(
 def _fold(
     vector: NDArray[np.float32], shifts: NDArray[np.int64], folded: NDArray[np.float32]
 ) -> None:
-    """Fold a vector: block number b of columns into those that begin at ``shifts[b]``."""
+    """Fold a vector: block b of columns into the columns from ``shifts[b]`` on."""
     width, dim = len(folded), len(vector)
     for block in range(len(shifts)):
         start, place = block * width, shifts[block]
@@ -145,7 +145,7 @@ def _write_sketch(
     scale: np.float32,
     sketch: NDArray[np.float32],
 ) -> None:
-    """Make a sketch of an update that was folded once."""
+    """Write the sketch of an update that was folded once."""
     if len(next_shifts) == 0:
         sketch[:] = folded
     else:
@@ -165,7 +165,7 @@ def _add_group(
     folded: NDArray[np.float32],
     shifts: NDArray[np.int64],
 ) -> None:
-    """Add so many rows as can be folded at once."""
+    """Add at most as many rows as ``folded`` has."""
     width, dim = folded.shape[1], updates.shape[1]
     folded[: len(rows)] = 0
     for block in range(len(shifts)):
@@ -179,7 +179,7 @@ def _add_group(
             place = (place + here) % width
 
 
-@compiled(
+@compile_now(
     void(
         _UPDATES,
         _WHOLE,
@@ -207,9 +207,9 @@ def add_rows(
 ) -> None:
     """Add rows of updates times the table, rounded, times their weights, to the sums ``low``.
 
-    Before they are rounded they are folded: block number b of ``folded.shape[1]`` columns into
-    those that begin at ``shifts[b]``, and around the end. These, if need be folded once more and
-    times ``scale``, are the rows' sketches; without any rows there, they are forgotten.
+    Before they are rounded they are folded: block b of ``folded.shape[1]`` columns into the columns
+    from ``shifts[b]`` on, and around the end. These, folded once more if there are ``next_shifts``
+    and times ``scale``, are the rows' sketches. If ``sketches`` has no rows, they are dropped.
     """
     for first in range(0, len(rows), len(folded)):
         few = rows[first : first + len(folded)]
@@ -219,21 +219,21 @@ def add_rows(
                 _write_sketch(folded[number], next_shifts, scale, sketches[few[number]])
 
 
-@compiled(void(float64[::1], float64[::1], float64))
+@compile_now(void(float64[::1], float64[::1], float64))
 def carry(low: NDArray[np.float64], high: NDArray[np.float64], units: float) -> None:
-    """Move what is large from low to high, so many units for one."""
+    """Move multiples of ``units`` from low to high, where each counts one."""
     for i in range(len(low)):
         moved = np.floor(low[i] / units + 0.5)
         high[i] += moved
         low[i] -= moved * units
 
 
-# Updates that are not written down yet
+# Raw updates
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _numbers_at(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 -- Numba's signature
-    """See an address as that of float32 numbers."""
+    """Convert an address to a pointer to float32 numbers."""
     signature = CPointer(float32)(address)
 
     def generated(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -244,14 +244,14 @@ def _numbers_at(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 -- Nu
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 -- Numba's signature
-    """Ask for a line of memory that will be read soon; whatever the address, nothing else happens."""
+    """Prefetch a line of memory that is read soon; an invalid address does no harm."""
 
     def generated(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         whole = ir.IntType(32)
         pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
         signature = ir.FunctionType(ir.VoidType(), [pointer.type, whole, whole, whole])
         function = get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-        # To be read, from data, and kept in all caches.
+        # For reading, into all data caches.
         builder.call(function, [pointer, whole(0), whole(0), whole(1)])
         return context.get_dummy_value()
 
@@ -262,7 +262,7 @@ def _fetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 -- Numba's
 def _places_of_blocks(
     lengths: NDArray[np.int64], num_blocks: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Say in which piece each block begins, and behind how many numbers of it."""
+    """Find the piece in which each block begins, and the count of numbers before it there."""
     pieces, behind = np.empty(num_blocks, np.int64), np.empty(num_blocks, np.int64)
     piece, done = 0, 0
     for block in range(num_blocks):
@@ -284,7 +284,7 @@ def _write_block(
     update: NDArray[np.float32],
     halves: NDArray[np.float32],
 ) -> np.float64:
-    """Write a block of what came back minus what was sent, and give its squared length."""
+    """Write a block of an update, the reply minus what was sent; return its squared length."""
     square: np.float64
     half = BLOCK // 2
     if len(before) == BLOCK and lengths[piece] - behind >= BLOCK:  # nearly always
@@ -324,7 +324,7 @@ def _add_block(
     shifts: NDArray[np.int64],
     next_address: np.uint64,
 ) -> None:
-    """Add a block, which begins at a column, and ask for what will be read next."""
+    """Add a block of columns from ``start`` on, and prefetch the numbers that are read next."""
     width, end = len(folded), start + len(update)
     fold = start // width
     within = start - fold * width
@@ -351,7 +351,7 @@ def _add_block(
             place += here
 
 
-@compiled(void(_ADDRESSES, _WHOLE, _NUMBERS, float64[:, ::1]))
+@compile_now(void(_ADDRESSES, _WHOLE, _NUMBERS, float64[:, ::1]))
 def measure_plain(
     addresses: NDArray[np.uint64],
     lengths: NDArray[np.int64],
@@ -369,7 +369,7 @@ def measure_plain(
             )
 
 
-@compiled(
+@compile_now(
     void(
         _ADDRESSES,
         _WHOLE,
@@ -411,10 +411,12 @@ def add_plain(
 ) -> None:
     """Measure updates; add and sketch those with strongest blocks from ``least`` to ``most``.
 
-    But not those longer than ``longest``. Block by block, some rows at a time: so the sums and what
-    was sent stay in the first cache, and every number of an update is read once, while the next
-    ones are on their way. Whether a row is to be added is known when it has been; if not, as much
-    is taken out again, which leaves no trace, since sums are whole numbers.
+    Updates longer than ``longest`` are not added.
+
+    The loop goes block by block, for some rows at a time. So the sums and the parameters sent stay
+    in the first cache, and each number of an update is read once, after it was prefetched. A row's
+    strongest block and length are known only after the row was added. If it should not have been,
+    the same numbers are subtracted again; that is exact, because sums are whole numbers.
     """
     num_blocks, dim = squares.shape[1], len(before)
     halves, update = np.empty(BLOCK // 2, np.float32), np.empty(BLOCK, np.float32)
@@ -437,7 +439,7 @@ def add_plain(
                     update,
                     halves,
                 )
-                # What is not finite is not below.
+                # False for squares that are not finite.
                 if num_added[number] == block and np.sqrt(squares[row, block]) < most:
                     next_block = block if number + 1 < len(few) else min(block + 1, num_blocks - 1)
                     next_row = few[(number + 1) % len(few)]

@@ -1,8 +1,8 @@
-"""Updates that nobody has written down yet: what came back, in pieces, less what was sent.
+"""Raw updates: reply arrays minus the model sent, evaluated where they are in memory.
 
-Replies lie in memory as they came, an array here and an array there. To write all updates down
-first and to read them again takes longer than adding them up; so who only adds them up goes over
-them where they are (:meth:`fedbranch.core.exact_sum.total.ExactSum.add_plain`). Needs Numba.
+A reply is several arrays in several places. Writing all updates to one matrix and reading them
+again takes longer than summing them. So :meth:`fedbranch.core.exact_sum.total.ExactSum.add_plain`
+sums them straight from the replies. That needs Numba.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbranch.core.exact_sum.block_norms import BLOCK
+from fedbranch.core.exact_sum.block_norms import NUMBERS_PER_BLOCK
 from fedbranch.core.exact_sum.machine_code import machine_code
 
 __all__ = ["Differences"]
 
-# How far behind the address of a bytes object its bytes begin, in CPython; Numba needs that too.
-BYTES_BEGIN = bytes.__basicsize__ - 1
+# In CPython, the content of a bytes object begins at this offset from its address.
+CONTENT_OFFSET = bytes.__basicsize__ - 1
 
 
 class Differences:
-    """Updates as what came back and what was sent, all of it float32.
+    """Updates as the difference between replies and the model that was sent, in float32.
 
     Parameters
     ----------
     came_back
-        The pieces of the first update in their order, then those of the second, and so on.
+        The pieces of the first reply in their order, then those of the second, and so on.
     offsets, lengths
-        Shape (num_pieces,): behind how many bytes the numbers of each piece begin, and how many
-        there are.
+        Shape (num_pieces,): for each piece, the bytes before its numbers, and the count of
+        numbers.
     before
-        Shape (dim,): what was sent; it must not be changed afterwards.
+        Shape (dim,): the parameters that were sent. They must not be changed afterwards.
 
     Attributes
     ----------
     addresses
-        Shape (num_updates, num_pieces): where the numbers are, as long as this object is there.
+        Shape (num_updates, num_pieces): the addresses of the numbers, valid while this object
+        exists.
 
     Examples
     --------
@@ -57,10 +58,10 @@ class Differences:
         lengths: Sequence[int],
         before: NDArray[np.float32],
     ) -> None:
-        self._came_back = tuple(came_back)  # or there would be nothing at the addresses
+        self._came_back = tuple(came_back)  # keeps the pieces at their addresses
         self._offsets = tuple(offsets)
         self.before = np.ascontiguousarray(before, np.float32)
-        # Machine code believes what it is told.
+        # Machine code checks nothing.
         if set(map(type, self._came_back)) - {bytes}:
             raise TypeError("updates can be read from bytes only: nothing else stays where it is")
         if len(offsets) != len(lengths) or len(self._came_back) % len(lengths):
@@ -82,17 +83,17 @@ class Differences:
             )
         self.lengths = np.array(lengths, np.int64)
         addresses = np.fromiter(map(id, self._came_back), np.uint64, len(self._came_back))
-        behind = np.array(offsets, np.uint64) + np.uint64(BYTES_BEGIN)
+        behind = np.array(offsets, np.uint64) + np.uint64(CONTENT_OFFSET)
         self.addresses = addresses.reshape(sizes.shape) + behind
 
     @staticmethod
     @lru_cache
     def can_be_read() -> bool:
-        """Whether there is machine code for it, and bytes are where it expects them."""
+        """Return whether there is machine code, and bytes are where it expects them."""
         probe = b"fedbranch"
         return (
             sys.implementation.name == "cpython"
-            and ctypes.string_at(id(probe) + BYTES_BEGIN, len(probe)) == probe
+            and ctypes.string_at(id(probe) + CONTENT_OFFSET, len(probe)) == probe
             and machine_code() is not None
         )
 
@@ -101,7 +102,7 @@ class Differences:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many updates, and how many numbers each of them has."""
+        """(num_updates, dim), as of a matrix of the updates."""
         return len(self.addresses), len(self.before)
 
     @cached_property
@@ -109,12 +110,12 @@ class Differences:
         """Shape (num_updates, num_blocks): the squared length of every block of an update."""
         compiled = machine_code()
         assert compiled is not None
-        squares = np.empty((len(self), -(-len(self.before) // BLOCK)))
+        squares = np.empty((len(self), -(-len(self.before) // NUMBERS_PER_BLOCK)))
         compiled.measure_plain(self.addresses, self.lengths, self.before, squares)
         return squares
 
     def written(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
-        """Write updates down, by default all: shape (num_rows, dim)."""
+        """Write updates, by default all, to a matrix of shape (num_rows, dim)."""
         rows = range(len(self)) if rows is None else rows
         updates = np.empty((len(rows), len(self.before)), np.float32)
         num_pieces = len(self.lengths)

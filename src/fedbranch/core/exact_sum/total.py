@@ -1,13 +1,13 @@
 """Sums of weighted updates that do not depend on the order, to the last bit.
 
-Floating-point sums depend on who comes first. Sums of whole numbers do not: so every update is
-rounded to multiples of a unit that it alone determines, far below what float32 could show, and
-these are added up without any further rounding. Whoever adds them, in which order, in how many
-parts: the sum is the same.
+Floating-point sums depend on the order of their terms; sums of whole numbers do not. So every
+update is rounded to multiples of a unit that depends on this update alone and is far below the
+precision of float32. These multiples are added without any further rounding. The sum is the same
+in any order and in any number of parts.
 
-With Numba (``pip install 'fedbranch[fast]'``) large updates go through machine code that touches
-every number once, several times as fast. What this module does without it says what that does:
-both give the same bits.
+With Numba (``pip install 'fedbranch[fast]'``) large updates go through machine code, which touches
+every number once and is several times as fast. The NumPy code here is its specification: both
+compute the same bits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbranch.core.exact_sum.block_norms import (
-    BLOCK,
-    WEAKEST,
+    NUMBERS_PER_BLOCK,
+    SHORTEST_SAFE,
     Extent,
     extents,
     is_plain,
@@ -31,6 +31,7 @@ from fedbranch.core.exact_sum.block_norms import (
 )
 from fedbranch.core.exact_sum.machine_code import machine_code, worthwhile_machine_code
 from fedbranch.core.exact_sum.raw_updates import Differences
+from fedbranch.core.exact_sum.unit_sum import CARRY, MOST_UNITS, UnitSum
 from fedbranch.core.exact_sum.units import (
     CLASS_WIDTH,
     LARGEST_UNIT,
@@ -46,32 +47,28 @@ from fedbranch.core.projection import Projection
 
 __all__ = ["Added", "ExactSum", "can_be_added_plain", "can_be_added_whole"]
 
-MOST_UNITS = 2.0**53  # whole numbers beyond are not all floats
-CARRY = 2.0**30  # units that are moved to the second accumulator together
-# Whole weights of up to this are applied where all of a batch is added up: times 2**40 units
-# each, several of them are still exact.
+# Whole weights up to this multiply updates that are rounded already: times 2**40 units each,
+# several of them are still exact.
 LARGEST_WHOLE_WEIGHT = 1000.0
 MOST_UNITS_AT_ONCE = MOST_UNITS / 2
-# Powers of two that float32 can be scaled by.
-LARGEST_SCALE = 120
+LARGEST_SCALE = 120  # power of two by which float32 numbers can be scaled
 ROWS_AT_ONCE = 8
-COLUMNS_AT_ONCE = 5120  # of which eight rows stay in the cache in float64
-NEARLY = 1 - 1e-9  # lengths are added up in another order where they are compared
+COLUMNS_AT_ONCE = 5120  # eight rows of these stay in the cache in float64
+NEARLY = 1 - 1e-9  # room for lengths whose squares are summed in another order
 NO_SKETCHES = np.zeros((0, 0), np.float32)
 
 
 class Added(NamedTuple):
-    """Which updates were added up as they lay, and what was found out about these.
+    """The result of :meth:`ExactSum.add_plain`.
 
     Attributes
     ----------
     is_added
-        Shape (n,): of all updates.
+        Shape (n,): true for updates that were added.
     squares
-        Shape (n, num_blocks): the squared length of every block. Of updates that were not looked
-        at it is 0.
+        Shape (n, num_blocks): the squared length of every block; 0 for updates of weight 0.
     sketches
-        Shape (n, size). Of the others they may hold anything.
+        Shape (n, size). Rows of updates that were not added are arbitrary.
     """
 
     is_added: NDArray[np.bool_]
@@ -80,78 +77,44 @@ class Added(NamedTuple):
 
     @property
     def lengths(self) -> NDArray[np.float64]:
-        """Shape (n,): how long the updates are."""
+        """Shape (n,): the lengths of the updates."""
         return lengths_of(self.squares)
 
 
 def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Say which weights are applied to updates that were rounded before, as most are."""
+    """Return which weights multiply updates that are rounded already, as most weights do."""
     is_whole: NDArray[np.bool_] = (weights <= LARGEST_WHOLE_WEIGHT) & (weights == np.rint(weights))
     return is_whole
 
 
 def can_be_added_plain(updates: Differences, longest: float = math.inf) -> NDArray[np.bool_]:
-    """Say which updates :meth:`ExactSum.add_plain` adds, whatever it was given before."""
+    """Return which updates :meth:`ExactSum.add_plain` certainly adds, whatever was added before."""
     is_plain: NDArray[np.bool_] = plain_units_of(strongest_of(updates.squares)) != NO_UNIT
-    # With room: where they are added, squares are added up in another order.
+    # With room, as add_plain sums the squares in another order.
     return is_plain & (lengths_of(updates.squares) <= longest * NEARLY * NEARLY)
 
 
-class _Class:
-    """The sum of updates that share a unit, in whole units: low + CARRY * high."""
-
-    def __init__(self, dim: int) -> None:
-        self.low = np.zeros(dim)
-        self.high: NDArray[np.float64] | None = None
-        self.most = 0.0  # what low cannot exceed
-
-    def make_room(self, units: float) -> None:
-        """Make sure that so many units can be added to low."""
-        assert units <= MOST_UNITS - CARRY
-        if self.most + units > MOST_UNITS:
-            self.carry()
-        self.most += units
-
-    def give_back(self, units: float) -> None:
-        """Let others have the room that was not needed."""
-        self.most -= units
-
-    def carry(self) -> None:
-        """Move what is large from low to high: what stays is in [-CARRY / 2, CARRY / 2)."""
-        self.most = CARRY / 2
-        if self.high is None:
-            self.high = np.zeros_like(self.low)
-        compiled = worthwhile_machine_code(self.low.size)
-        if compiled is not None:
-            compiled.carry(self.low, self.high, CARRY)
-            return
-        moved = np.floor(self.low / CARRY + 0.5)
-        self.high += moved
-        moved *= CARRY
-        self.low -= moved
-
-
 class ExactSum:
-    """A weighted sum of updates, to which anybody adds in any order.
+    """A weighted sum of updates, to which updates are added in any order.
 
     Parameters
     ----------
     dim
-        How many numbers an update has.
+        Length of an update.
     projection
-        Sketches the updates on the way.
+        Sketches the updates while they are added.
 
     Notes
     -----
     An update whose strongest block of 1024 numbers has length s is rounded to multiples of a
-    unit, a power of two between 2**-40 and 2**-36 of s, so by less than 2**-32 of its largest
-    entry; updates of similar size share a unit. The sums of each unit are exact whole numbers,
-    held in two float64 accumulators. Only :meth:`total` rounds: it adds up the few units, the
-    smallest first. Weights that are whole numbers of up to 1000 multiply the rounded updates;
-    with others, update times weight is what is rounded.
+    unit, a power of two between 2**-40 and 2**-36 of s. The rounding is less than 2**-32 of its
+    largest entry. Updates of similar size share a unit. The sums of each unit are exact whole
+    numbers, held in two float64 accumulators. Only :meth:`total` rounds: it adds the sums of the
+    few units, the smallest first. Whole weights up to 1000 multiply the rounded updates; with
+    other weights, the product of update and weight is rounded.
 
-    So adding, in any order and in any batches, and merging sums are the same to the last bit.
-    Adding is for one thread at a time; several threads have a sum each, merged in the end.
+    So the bits are the same for any order, any batches and any merging of sums. Only one thread
+    at a time may add; several threads need a sum each, and merge these in the end.
 
     Examples
     --------
@@ -167,14 +130,14 @@ class ExactSum:
             raise ValueError(f"dim is {dim} and the projection is {projection}; they must agree")
         self.dim = dim
         self.projection = projection
-        # What is added up is s_i x_i, with the projection's signs: they are applied in any case.
+        # The terms are s_i x_i, with the projection's signs, as sketches need these anyway.
         self._signs = None if projection is None else projection.signs
-        self._classes: dict[int, _Class] = {}  # by the exponent of the unit
+        self._unit_sums: dict[int, UnitSum] = {}  # by the exponent of the unit
         self._tables: dict[int, NDArray[np.float32]] = {}
         self._memory: (
             tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]] | None
         ) = None
-        self._usual_unit: int | None = None  # of the updates that were added as they lay
+        self._usual_unit: int | None = None  # of the updates of the last add_plain
 
     def add(
         self,
@@ -187,8 +150,8 @@ class ExactSum:
         Returns
         -------
         NDArray or None
-            The updates' sketches, shape (n, size), as :meth:`fedbranch.core.projection.Projection.of` gives them; None
-            without a projection.
+            The updates' sketches, shape (n, size), to the bit those of
+            :meth:`fedbranch.core.projection.Projection.of`; None without a projection.
         """
         if updates.dtype != np.float32 or updates.ndim != 2 or updates.shape[1] != self.dim:
             raise ValueError(
@@ -221,7 +184,7 @@ class ExactSum:
             most = most_units(factors[rows], strongest[rows], unit)
             for part in _chunks_within(most, MOST_UNITS_AT_ONCE):
                 at_once = rows[part]
-                self._of_unit(unit).make_room(float(most[part].sum()))
+                self._of_unit(unit).reserve(float(most[part].sum()))
                 self._add_whole(updates, at_once, factors[at_once], unit, sketches)
                 if unit > LARGEST_UNIT_OF_SKETCHES and sketches is not None:
                     assert self.projection is not None
@@ -231,22 +194,22 @@ class ExactSum:
     def add_plain(
         self, updates: Differences, weights: NDArray[np.float64], longest: float = math.inf
     ) -> Added:
-        """Add updates as they lie, if nothing about them is unusual.
+        """Add updates straight from the replies, except updates of unusual size.
 
         Parameters
         ----------
         updates
-            They need not be finite; such are not added.
+            Updates that are not finite are not added.
         weights
-            Shape (n,): whole and at most 1000. Whoever has weight 0 is not looked at.
+            Shape (n,): whole and at most 1000. Updates of weight 0 are neither measured nor added.
         longest
-            Longer ones are not added.
+            Longer updates are not added.
 
         Returns
         -------
         Added
-            Who is not among them is to be written down and looked at. What was added is as if
-            :meth:`add` had done it, to the last bit.
+            Updates that were not added have to be written down and examined. Those that were
+            added change the sum as :meth:`add` does, to the last bit.
         """
         if updates.shape[1] != self.dim or weights.shape != (len(updates),):
             raise ValueError(
@@ -258,7 +221,7 @@ class ExactSum:
         num_updates = len(updates)
         found = Added(
             np.zeros(num_updates, bool),
-            np.zeros((num_updates, -(-self.dim // BLOCK))),
+            np.zeros((num_updates, -(-self.dim // NUMBERS_PER_BLOCK))),
             np.zeros((num_updates, self.projection.size), np.float32),
         )
         rows = np.flatnonzero(weights > 0)
@@ -284,21 +247,21 @@ class ExactSum:
         longest: float,
         found: Added,
     ) -> None:
-        """Add those whose unit it is."""
+        """Add the updates of this unit."""
         compiled = machine_code()
         assert compiled is not None
         most = math.ldexp(1.0, unit + UNIT_BITS)  # of a strongest block
         at_most = most_units(weights[rows], most, unit)
         of_unit = self._of_unit(unit)
         for part in _chunks_within(at_most, MOST_UNITS_AT_ONCE):
-            of_unit.make_room(float(at_most[part].sum()))
+            of_unit.reserve(float(at_most[part].sum()))
             compiled.add_plain(
                 updates.addresses,
                 updates.lengths,
                 updates.before,
                 rows[part],
                 weights,
-                max(WEAKEST, math.ldexp(most, -CLASS_WIDTH)),
+                max(SHORTEST_SAFE, math.ldexp(most, -CLASS_WIDTH)),
                 most,
                 longest,
                 self._table(unit),
@@ -312,13 +275,13 @@ class ExactSum:
             added = rows[part][found.is_added[rows[part]]]
             strongest = strongest_of(found.squares[added])
             needed = float(most_units(weights[added], strongest, unit).sum())
-            of_unit.give_back(float(at_most[part].sum()) - needed)
+            of_unit.release(float(at_most[part].sum()) - needed)
 
     def _add_weighted(self, update: NDArray[np.float32], weight: float, strongest: float) -> None:
-        """Add one update, rounded after it was multiplied."""
+        """Add one update, multiplied by its weight and then rounded."""
         unit = int(units_of(np.array(strongest * weight)))
         of_unit = self._of_unit(unit)
-        of_unit.make_room(float(most_units(np.array(weight), strongest, unit)))
+        of_unit.reserve(float(most_units(np.array(weight), strongest, unit)))
         for columns in _chunks(self.dim, COLUMNS_AT_ONCE):
             wide = update[columns].astype(np.float64)
             wide *= weight
@@ -363,7 +326,7 @@ class ExactSum:
         unit: int,
         sketches: NDArray[np.float32] | None,
     ) -> None:
-        """Do it for so many as there is memory for."""
+        """Add at most ``ROWS_AT_ONCE`` rows of one unit, in NumPy."""
         of_unit, table = self._of_unit(unit), self._table(unit)
         first, end = int(rows[0]), int(rows[-1]) + 1
         together = updates[first:end] if end - first == len(rows) else None
@@ -400,8 +363,8 @@ class ExactSum:
     def _folding(
         self,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-        """Give memory for updates that are folded, and the shifts of the first and next fold."""
-        # Without a projection everything is folded into a few columns, and forgotten.
+        """Memory for updates that are folded, and the shifts of the first and the next fold."""
+        # Without a projection, all is folded into a few columns, which are ignored.
         width = COLUMNS_AT_ONCE
         shifts: tuple[tuple[int, ...], ...] = ((0,) * -(-self.dim // COLUMNS_AT_ONCE),)
         if self.projection is not None:
@@ -409,13 +372,13 @@ class ExactSum:
         first, following = (np.array(of_fold, np.int64) for of_fold in (*shifts, ())[:2])
         return np.empty((ROWS_AT_ONCE, width), np.float32), first, following
 
-    def _of_unit(self, unit: int) -> _Class:
-        if unit not in self._classes:
-            self._classes[unit] = _Class(self.dim)
-        return self._classes[unit]
+    def _of_unit(self, unit: int) -> UnitSum:
+        if unit not in self._unit_sums:
+            self._unit_sums[unit] = UnitSum(self.dim)
+        return self._unit_sums[unit]
 
     def _table(self, unit: int) -> NDArray[np.float32]:
-        """Give what turns an update into signed units."""
+        """Return the factors that turn an update into signed units."""
         if unit not in self._tables:
             signs = np.ones(self.dim, np.float32) if self._signs is None else self._signs
             self._tables[unit] = np.ldexp(signs, -unit)
@@ -424,7 +387,7 @@ class ExactSum:
     def _buffers(
         self, width: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.float64]]:
-        """Give memory for a chunk of some updates, in units, in float32 and in float64."""
+        """Return memory for some columns of some updates: in float32, in float64, and their sums."""
         if self._memory is None or self._memory[0].shape[1] != width:
             self._memory = (
                 np.empty((ROWS_AT_ONCE, width), np.float32),
@@ -434,42 +397,34 @@ class ExactSum:
         return self._memory
 
     def merge(self, other: ExactSum) -> None:
-        """Add everything that another sum, of the same length and projection, holds."""
+        """Add another sum of the same length and projection."""
         if (other.dim, other.projection) != (self.dim, self.projection):
             raise ValueError(
                 f"a sum of {other.dim} numbers with {other.projection} cannot be merged into one "
                 f"of {self.dim} with {self.projection}"
             )
-        for unit, theirs in other._classes.items():
-            ours = self._of_unit(unit)
-            if theirs.most > MOST_UNITS / 2:
-                theirs.carry()
-            ours.make_room(theirs.most)
-            ours.low += theirs.low
-            if theirs.high is not None:
-                ours.high = theirs.high.copy() if ours.high is None else ours.high + theirs.high
+        for unit, theirs in other._unit_sums.items():
+            self._of_unit(unit).merge(theirs)
 
     def total(self) -> NDArray[np.float64]:
-        """Give the sum, shape (dim,), rounded for the first time."""
+        """Compute the sum, shape (dim,); this is where it is rounded."""
         total = np.zeros(self.dim)
         for _, unit, low, high in self._canonical():
             sums = high * CARRY + low
-            # The same; ldexp takes long, but not every unit is a float.
+            # ldexp computes the same and takes long, but not every unit is a float.
             total += sums * 2.0**unit if abs(unit) < 1000 else np.ldexp(sums, unit)
         return total
 
     def _canonical(
         self,
     ) -> Iterator[tuple[str, int, NDArray[np.float64], NDArray[np.float64]]]:
-        """Go through the units, in the one form that does not show how it came to be."""
-        for unit, of_unit in sorted(self._classes.items()):
-            of_unit.carry()
-            assert of_unit.high is not None
-            low, high = of_unit.low, of_unit.high
+        """List the sums of units in a form that does not depend on the order of additions."""
+        for unit, of_unit in sorted(self._unit_sums.items()):
+            low, high = of_unit.carried()
             if not (low.any() or high.any()):
-                continue  # whether there is such a sum depends on who was looked at together
+                continue  # an empty sum may come from another update of the same batch
             if self._signs is not None:
-                # Half of CARRY has two forms with the same absolute value; only one is kept.
+                # CARRY / 2 can be written in two ways; one of them is chosen.
                 low, high = low * self._signs, high * self._signs
                 moved = low == CARRY / 2
                 low, high = np.where(moved, -low, low), high + moved
@@ -491,7 +446,7 @@ class ExactSum:
         projection: Projection | None = None,
         prefix: str = "",
     ) -> ExactSum:
-        """Rebuild a sum from what :meth:`to_tensors` gave.
+        """Rebuild a sum from what :meth:`to_tensors` returned.
 
         Raises
         ------
@@ -507,14 +462,13 @@ class ExactSum:
                 raise ValueError(f"the sum {name} has shape {parts.shape} and dtype {parts.dtype}")
             if (parts != np.rint(parts)).any() or (np.abs(parts[0]) > CARRY / 2).any():
                 raise ValueError(f"the sum {name} does not hold whole units")
-            of_unit = rebuilt._of_unit(unit)
             signs = 1.0 if rebuilt._signs is None else rebuilt._signs
-            of_unit.low, of_unit.high, of_unit.most = parts[0] * signs, parts[1] * signs, CARRY / 2
+            rebuilt._unit_sums[unit] = UnitSum.of(parts[0] * signs, parts[1] * signs)
         return rebuilt
 
 
 def _chunks_within(amounts: NDArray[np.float64], most: float) -> Iterator[slice]:
-    """Cut a sequence into parts that add up to no more than ``most``, or have one member."""
+    """Cut a sequence into parts whose sums are at most ``most``, or that have one member."""
     start, total = 0, 0.0
     for place, amount in enumerate(amounts.tolist()):
         if place > start and total + amount > most:

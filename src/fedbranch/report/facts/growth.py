@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fedbranch.rules import Decision
 from fedbranch.runs import Round
 from fedbranch.server.records import RoundRecord
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["Branch", "Growth", "Saved", "grow"]
 

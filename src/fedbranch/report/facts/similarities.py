@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedbranch.core.geometry import cosine_similarity, to_numpy
 from fedbranch.core.linkage import hierarchy, separation_gap
 from fedbranch.report.facts.series import number
-from fedbranch.tree.tree import Node, ParameterTree
+from fedbranch.tree import Node, ParameterTree
 from fedbranch.types import JSON
 
 __all__ = ["dendrogram_order", "folded", "similarities"]

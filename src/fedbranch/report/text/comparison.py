@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from fedbranch.rules import Decision
 from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 from fedbranch.types import JSON
 
 __all__ = ["Comparison", "compare"]

@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from fedbranch.report.text.comparison import Comparison
 from fedbranch.rules import Decision
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 
 __all__ = ["METHOD_TITLES", "print_comparison"]
 

@@ -43,7 +43,7 @@ from fedbranch.server.replies.stack import (
 )
 from fedbranch.server.replies.store import LeafStore
 from fedbranch.server.replies.summed import Shape, Summed
-from fedbranch.tree.tree import ParameterTree
+from fedbranch.tree import ParameterTree
 
 __all__ = ["Intake", "Situation"]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from fedbranch.data import PartName
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 
 __all__ = ["Engine"]
 

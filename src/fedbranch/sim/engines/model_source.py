@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from fedbranch.protocol.tasks import Task, Trial
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 
 __all__ = ["ModelSource", "memory_key"]
 

@@ -14,7 +14,7 @@ from fedbranch.training.client import evaluate, local_update, trial_losses
 from fedbranch.training.half_split import halves_seed
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 
 __all__ = ["Reference", "naming_client"]
 

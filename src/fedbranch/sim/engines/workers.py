@@ -31,7 +31,7 @@ from fedbranch.sim.engines.worker_process import STOP_SIGNALS, ClientWork, Job, 
 from fedbranch.training.example_tensors import example_tensors
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 from fedbranch.types import Vector
 
 __all__ = ["CannotFork", "Workers"]

@@ -36,7 +36,7 @@ from fedbranch.training.half_split import Halves, half_rows, halves_seed, traini
 from fedbranch.training.local_training import LocalTraining
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.precision import products_in
-from fedbranch.tree.tree import Node
+from fedbranch.tree import Node
 from fedbranch.types import Array
 
 __all__ = ["StackedEngine"]
