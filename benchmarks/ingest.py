@@ -28,7 +28,9 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedbranch as fb
 from fedbranch.flower.arrays import Layout
-from fedbranch.flower.federation import Asked, Federation, Keys
+from fedbranch.flower.asking import Asked, ask_to_train
+from fedbranch.flower.federation import Federation, Keys
+from fedbranch.flower.receiving import receive_updates
 from fedbranch.flower.testing import FakeGrid, FakeNode
 
 SKETCH = 1024
@@ -93,25 +95,23 @@ class Ours:
         self.grid = FakeGrid(
             trained_elsewhere, [FakeNode.simulated(n, num_clients) for n in range(num_clients)]
         )
-        federation, ids = self.federation()
-        self.asked: list[Asked] = federation.ask(ids, 1, None, message_type="train", ttl_s=3600.0)
+        federation, tasks = self.federation()
+        self.asked: list[Asked] = ask_to_train(federation, tasks, this_round=1)
         self.grid.push_messages([one.message for one in self.asked])
         self.replies = self.grid.pull_messages([one.id for one in self.asked])
 
-    def federation(self) -> tuple[Federation, list[str]]:
+    def federation(self) -> tuple[Federation, dict[str, fb.Task]]:
         """Begin with a new server that has asked its clients to train."""
         server = fb.Server(
             self.layout.num_params, rule=fb.NeverSplit(), sketch=SKETCH, keep_updates=False
         )
-        federation = Federation(server, self.layout, KEYS, timeout_s=60.0)
-        ids = federation.gather(self.grid, 1)
-        server.plan(ids)
-        return federation, ids
+        federation = Federation(server, self.layout, KEYS, timeout_s=3600.0)
+        return federation, server.plan(federation.gather(self.grid, 1))
 
     def take_in(self, federation: Federation) -> fb.Server:
         """Make a round of the replies."""
-        _, intake = federation.fold_updates(self.asked, self.replies)
-        record = federation.server.step(intake)
+        received = receive_updates(federation, self.asked, self.replies)
+        record = federation.server.step(received.intake)
         assert not record.refused, record.refused
         return federation.server
 

@@ -6,6 +6,7 @@ The pages are plain Markdown and read as well without it. Nothing is fetched fro
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from sphinx.environment import BuildEnvironment
 import fedbranch
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "figures"))
+import leaf_phases  # noqa: E402 -- it stands beside the figure that it draws
 
 project = "fedbranch"
 author = "The fedbranch authors"
@@ -176,8 +179,16 @@ def prepare_signature(
     return signature, returns
 
 
+def draw_leaf_phases(app: Sphinx) -> None:
+    """Draw the phases of a leaf anew from the table in the code, so that they cannot go stale."""
+    drawn = leaf_phases.drawing()
+    if not leaf_phases.PATH.exists() or leaf_phases.PATH.read_text(encoding="utf-8") != drawn:
+        leaf_phases.PATH.write_text(drawn, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Connect the above."""
+    app.connect("builder-inited", draw_leaf_phases)
     app.fedbranch_homes = public_homes()
     app.connect("missing-reference", link_to_public_home)
     app.connect("source-read", prepare_page)

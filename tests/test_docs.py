@@ -1,6 +1,7 @@
 """What the documents say must be so."""
 
 import re
+import runpy
 import tomllib
 from dataclasses import fields
 from importlib import import_module
@@ -8,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from fedbranch import AutoRule, Thresholds, __version__
-from fedbranch.cli.experiment import Data, Experiment, Model, Training, preset_names
+from fedbranch import AutoRule, Guard, ServerOptions, Thresholds, __version__
+from fedbranch.cli.data_settings import Data
+from fedbranch.cli.experiment import Experiment, preset_names
+from fedbranch.cli.server_settings import (
+    InMemoryCache,
+    MultiKrum,
+    OnDiskCache,
+    SketchedCache,
+    TrimmedMean,
+)
+from fedbranch.cli.training_settings import Model, Training
+from fedbranch.server.leaf import Event
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -30,17 +41,38 @@ def test_links_lead_somewhere(path):
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
-def test_the_documented_experiment_names_every_setting():
-    text, thresholds = code_blocks(ROOT / "docs" / "experiments.md", "toml")
+def names_of(settings):
+    return {item.name for item in fields(settings)}
 
-    known = {item.name for item in fields(Thresholds)}
-    assert set(tomllib.loads(thresholds)["rule"]) == known
-    table = tomllib.loads(text)
-    sections = {"data": Data, "model": Model, "training": Training, "rule": AutoRule}
-    for name, section in sections.items():
-        known = {item.name for item in fields(section)} - {"steps"}
-        assert set(table[name]) == known
-    assert set(table) == {item.name for item in fields(Experiment)}
+
+def test_the_documented_experiment_names_every_setting():
+    page = ROOT / "docs" / "experiments.md"
+    first, *others = map(tomllib.loads, code_blocks(page, "toml"))
+
+    sections = {
+        "data": Data, "model": Model, "training": Training, "rule": AutoRule, "guard": Guard,
+        "cache": InMemoryCache,
+    }  # fmt: skip
+    assert set(first) == names_of(Experiment)
+    for name, settings in sections.items():
+        assert set(first[name]) == names_of(settings) - {"steps"}
+    caches_and_rule = [SketchedCache, OnDiskCache, Thresholds]
+    for table, settings in zip(others, caches_and_rule, strict=True):
+        (section,) = table.values()
+        assert set(section) == names_of(settings)
+    aggregates = re.findall(r"`(aggregate = \{.*?\})`", page.read_text())
+    for line, settings in zip(aggregates, [TrimmedMean, MultiKrum], strict=True):
+        assert set(tomllib.loads(line)["aggregate"]) == names_of(settings)
+
+
+def test_every_option_of_a_server_is_a_setting_of_an_experiment():
+    assert names_of(ServerOptions) <= names_of(Experiment)
+
+
+def test_the_documented_guard_is_the_default_one():
+    first = tomllib.loads(code_blocks(ROOT / "docs" / "experiments.md", "toml")[0])
+
+    assert Guard(**first["guard"]) == Guard()
 
 
 def test_every_preset_is_documented():
@@ -98,3 +130,13 @@ def test_the_site_has_every_page():
     entries = set(re.findall(r"^([\w/-]+)$", index, flags=re.M))
 
     assert entries == {p.stem for p in (ROOT / "docs").glob("*.md")} - {"index"} | {"api/index"}
+
+
+def test_the_diagram_of_phases_is_drawn_from_the_table():
+    script = runpy.run_path(str(ROOT / "docs" / "figures" / "leaf_phases.py"))
+
+    assert script["PATH"].read_text(encoding="utf-8") == script["drawing"](), (
+        "docs/figures/leaf-phases.svg is not what the table says; run make docs, which draws it"
+    )
+    for event in Event:
+        assert event.value in script["drawing"]()

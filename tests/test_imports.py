@@ -40,7 +40,7 @@ MAY_SEE = {
         "types",
     },
     "cli": {
-        "cli", "data", "errors", "front", "privacy", "report", "rules", "runs", "sim", "storage",
+        "cli", "core", "data", "errors", "front", "privacy", "report", "rules", "runs", "sim", "storage",
         "training", "types",
     },
     "testing": {

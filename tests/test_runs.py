@@ -99,9 +99,9 @@ def write_run(path, **about):
         (lambda path: None, UnusableRun, "not a run folder"),
         (lambda path: path.write_text("{"), DamagedFile, "cannot be read"),
         (lambda path: path.write_text("[]"), DamagedFile, "cannot be read"),
-        (lambda path: write_run(path, schema=9), UnusableRun, "schema 9"),
-        (lambda path: write_run(path, schema=2, method="x"), DamagedFile, "clients"),
-        (lambda path: write_run(path, schema=2, kind="summary"), DamagedFile, "another file"),
+        (lambda path: write_run(path, schema=9), UnusableRun, "schema 9.*reads 2 and 3"),
+        (lambda path: write_run(path, schema=3, method="x"), DamagedFile, "clients"),
+        (lambda path: write_run(path, schema=3, kind="summary"), DamagedFile, "another file"),
         (lambda path: path.write_text("[" * 100_000), DamagedFile, "cannot be read"),
     ],
 )

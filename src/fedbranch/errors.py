@@ -14,13 +14,13 @@
     ├── UnusableRun         a run folder is not one, is taken, or is already complete
     └── AgreementFailed     a member of a federation refuses what it was told about the secret
         ├── DamagedMessage  cut, changed on the way, forged, or no such message at all
-        ├── NotInRoster     from somebody who never was a member, or was removed
+        ├── NotInRoster     from a sender that never was a member, or was removed
         ├── WrongRun        from another run
         ├── StaleEpoch      from another epoch of the run
-        ├── WrongRoster     from a member who has another list of members
+        ├── WrongRoster     from a member with another list of members
         ├── SwappedCard     a card that stands in the place of another one
-        ├── NotLeader       somebody else is to draw the secret
-        ├── WrongRecipient  an envelope that is sealed to somebody else
+        ├── NotLeader       another member is to draw the secret
+        ├── WrongRecipient  an envelope that is sealed to another member
         ├── ReplayedEnvelope  an envelope for a card of ours that is no longer in use
         ├── SplitView       members were given different secrets
         └── NotConfirmed    too few members are known to have the same secret
@@ -116,7 +116,7 @@ class DamagedMessage(AgreementFailed):
 
 
 class NotInRoster(AgreementFailed):
-    """A message comes from somebody who never was a member, or was removed."""
+    """A message comes from a sender that never was a member, or was removed."""
 
 
 class WrongRun(AgreementFailed):
@@ -128,7 +128,7 @@ class StaleEpoch(AgreementFailed):
 
 
 class WrongRoster(AgreementFailed):
-    """A message comes from a member who has another list of members."""
+    """A message comes from a member with another list of members."""
 
 
 class SwappedCard(AgreementFailed):
@@ -136,11 +136,11 @@ class SwappedCard(AgreementFailed):
 
 
 class NotLeader(AgreementFailed):
-    """Somebody else is to draw the secret."""
+    """Another member is to draw the secret."""
 
 
 class WrongRecipient(AgreementFailed):
-    """An envelope is sealed to somebody else."""
+    """An envelope is sealed to another member."""
 
 
 class ReplayedEnvelope(AgreementFailed):

@@ -1,4 +1,4 @@
-"""The run folder: the contract between whoever trains and whoever reports.
+"""The run folder: the contract between training and reporting.
 
 ::
 
@@ -12,11 +12,11 @@
       names.json      what people call its clients, where they call them something
       lock            held by the process that writes, empty
       baselines/NAME/ run folders of the methods that it is compared with
-      report.html     the page about it, if somebody made one; nobody reads it from here
+      report.html     the page about it, if it was made; no program reads it
 
-Nothing in it depends on the clock: the same seed gives the same bytes, on the same
-machine with the same number of threads. Every file, and every line of the history and of the
-releases, says what SHA-256 it has to have, so that damage is noticed and named.
+Nothing in it depends on the clock. The same seed gives the same bytes, on the same machine with
+the same number of threads. Every file, and every line of the history and of the releases, holds
+its own SHA-256, so that damage is noticed and named.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from math import fsum
 from pathlib import Path
 from typing import IO
 
-from fedbranch.errors import DamagedFile, UnusableRun
+from fedbranch.errors import DamagedFile, UnusableRun, UsingPreviousState
+from fedbranch.server.older_records import OlderRecords
 from fedbranch.server.records import RoundRecord
 from fedbranch.server.server import Server
 from fedbranch.storage.atomic import append_line, make_folder, replace_file, sync
@@ -62,7 +63,8 @@ __all__ = [
     "next_free_folder",
 ]
 
-SCHEMA = 2
+SCHEMA = 3
+OLDER_SCHEMA = 2  # its records do not name the nodes and clients that changed
 LEFTOVERS = {"run.json.tmp", "lock"}  # of a run that a crash stopped before it began
 
 Evaluation = Mapping[str, Mapping[str, float | None]]  # client id -> metric -> value
@@ -71,19 +73,19 @@ Aggregates = Mapping[str, Mapping[str, float | list[float | None] | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A round as it stands in the history: what happened, and how good the models then were.
+    """A round of the history: what happened, and how good the models were after it.
 
     Attributes
     ----------
     record
         What the server did.
     num_visits
-        Examples that the clients saw in training, each as often as it was seen; None if
-        nobody but the clients knows.
+        Examples that the clients saw in training, each as often as it was seen; None if only
+        the clients know.
     evaluation
         Client id -> metrics on its held-out data.
     aggregated
-        What a federation's strategy made of its clients' metrics: ``"train"``,
+        The means of the clients' metrics that a federation's strategy computed: ``"train"``,
         ``"evaluate"`` and ``"server"`` -> metrics.
     """
 
@@ -93,7 +95,7 @@ class Round:
     aggregated: Aggregates = field(default_factory=dict)
 
     def to_json(self) -> JSON:
-        """Give the round as one line of the history."""
+        """Return the round as one line of the history."""
         return {
             **self.record.to_json(),
             "num_visits": self.num_visits,
@@ -123,10 +125,10 @@ class RunFolder:
         self._lock: IO[bytes] | None = None
         try:
             self.about = _read_json(self.path / "run.json", "run")
-            if self.about["schema"] != SCHEMA:
+            if self.about["schema"] not in (OLDER_SCHEMA, SCHEMA):
                 raise UnusableRun(
                     f"{self.path} has schema {self.about['schema']!r}; this version of fedbranch "
-                    f"reads {SCHEMA}"
+                    f"reads {OLDER_SCHEMA} and {SCHEMA}"
                 )
             self.method: str = self.about["method"]
             self.groups: dict[str, str | None] = {  # client id -> true group, where known
@@ -163,15 +165,17 @@ class RunFolder:
     ) -> RunFolder:
         """Start a run, or go on with one that describes the very same run, to write into it.
 
-        Nobody else can do so until it is closed. If what was saved last is damaged, or the
-        history up to there, the run goes back to what was saved before.
+        No other process can do so until it is closed. If the state that was saved last is
+        damaged, or the history up to it, the run goes back to the state saved before.
+
+        A folder of schema 2 goes on as one: its new records name what its older ones do not.
 
         Parameters
         ----------
         path
             The folder.
         about
-            Everything that the result depends on.
+            Everything on which the result depends.
         resume
             Go on with the run in the folder if there is one.
         may_differ
@@ -187,7 +191,7 @@ class RunFolder:
         Raises
         ------
         UnusableRun
-            If the folder is taken, or its run another one.
+            If the folder is taken, or holds another run.
         DamagedFile
             If the run cannot go on from anything that was saved.
         """
@@ -210,10 +214,11 @@ class RunFolder:
         as_saved: JSON = json.loads(json.dumps(about))
         for name, value in as_saved.items():
             if name not in may_differ and self.about.get(name) != value:
+                saved, given = reprlib.repr(self.about.get(name)), reprlib.repr(value)
                 raise UnusableRun(
                     f"{self.path} cannot be resumed: its {name} is not the one given now "
-                    f"({reprlib.repr(self.about.get(name))} was saved, {reprlib.repr(value)} given); resume with "
-                    "the same settings and clients, or choose another folder"
+                    f"({saved} was saved, {given} given); resume with the same settings and "
+                    "clients, or choose another folder"
                 )
 
     def _settle_on_a_state(self) -> None:
@@ -234,7 +239,7 @@ class RunFolder:
             state = self._check_state("previous")
         except DamagedFile as error:
             raise DamagedFile(f"{damage}; and of the state before it: {error}") from error
-        # It is complete no longer, and the damaged state must not become anybody's previous one.
+        # It is complete no longer, and the damaged state must not become the previous one.
         (self.path / "summary.json").unlink(missing_ok=True)
         go_back(folder, "server")
         warnings.warn(previous_state_warning(folder, state, damage), stacklevel=4)
@@ -246,7 +251,7 @@ class RunFolder:
         return state
 
     def _take_lock(self) -> None:
-        """Keep all others from writing into the folder until it is closed, or a crash does that."""
+        """Lock the folder against other processes until it is closed or this process ends."""
         if sys.platform == "win32":  # which has no such locks
             return
         self._lock = (self.path / "lock").open("ab")
@@ -259,7 +264,7 @@ class RunFolder:
             ) from None
 
     def close(self) -> None:
-        """Let others write into the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -288,7 +293,7 @@ class RunFolder:
 
     @property
     def has_state(self) -> bool:
-        """Whether a server has been saved."""
+        """Return whether a server has been saved."""
         return has_checkpoint(self.path / "state")
 
     def append(self, entry: Round) -> None:
@@ -296,7 +301,7 @@ class RunFolder:
         append_line(self._history_path, seal(entry.to_json()))
 
     def save_server(self, server: Server) -> None:
-        """Save the server; the history up to its round is on disk when this returns."""
+        """Save the server, after the history up to its round is on disk."""
         if self._history_path.exists():
             sync(self._history_path)
         server.save(self.path / "state")
@@ -308,7 +313,7 @@ class RunFolder:
             replace_file(self._history_path, content)
 
     def set_rounds(self, rounds: int, *, num_done: int) -> None:
-        """Let a run have more or fewer rounds than it was to have, of which some are done."""
+        """Change the number of rounds of a run of which ``num_done`` are done."""
         if num_done < rounds:
             (self.path / "summary.json").unlink(missing_ok=True)
         if rounds != self.about.get("rounds"):
@@ -320,25 +325,35 @@ class RunFolder:
         _write_json(self.path / "summary.json", "summary", summary)
 
     def save_names(self, names: Mapping[str, str]) -> None:
-        """Keep what people call the clients."""
+        """Write what people call the clients, if that has changed."""
         if names != self.names:
             _write_json(self.path / "names.json", "names", {"names": dict(names)})
 
     # Reporting reads
 
     def history(self, num_rounds: int | None = None) -> list[Round]:
-        """Read the rounds so far, or the first ones.
+        """Read all rounds, or the first ``num_rounds``.
 
-        A last line without its end is the trace of a crash and does not count, unless the
-        saved server has done its round.
+        A last line without its end is the trace of a crash. It does not count, unless the saved
+        server has done its round: then it is damage.
         """
-        # The state first: a run that goes on writes the history before the state.
+        # The state is read first: a run that goes on writes the history before the state.
         state = peek(self.path / "state", "server") if self.has_state else None
         num_done = 0 if state is None else _round_of(state)
         lines = self._raw_lines()
         if len(lines) < num_done:
             raise self._too_short(len(lines), num_done)
-        return [self._parsed(line, n) for n, line in enumerate(lines[:num_rounds], start=1)]
+        older = self._older_records() if self.about["schema"] == OLDER_SCHEMA else None
+        return [self._parsed(line, n, older) for n, line in enumerate(lines[:num_rounds], start=1)]
+
+    def _older_records(self) -> OlderRecords:
+        """Return what completes the records of an older folder."""
+        try:
+            with warnings.catch_warnings():  # damage is named where the state itself is read
+                warnings.simplefilter("ignore", UsingPreviousState)
+                return OlderRecords(*self.saved_tree())
+        except (DamagedFile, UnusableRun):
+            return OlderRecords()
 
     def _raw_lines(self) -> list[bytes]:
         try:
@@ -349,10 +364,11 @@ class RunFolder:
             raise DamagedFile(f"{self._history_path} cannot be read: {error.strerror}") from error
 
     def _lines(self, num_rounds: int) -> list[bytes]:
-        """Give the lines of the first rounds, all of them there and checked."""
+        """Return the lines of the first rounds; raise DamagedFile if one is missing or damaged."""
         lines = self._raw_lines()[:num_rounds]
+        older = OlderRecords() if self.about["schema"] == OLDER_SCHEMA else None
         for number, line in enumerate(lines, start=1):
-            self._parsed(line, number)
+            self._parsed(line, number, older)
         if len(lines) < num_rounds:
             raise self._too_short(len(lines), num_rounds)
         return lines
@@ -363,9 +379,10 @@ class RunFolder:
             "server has done"
         )
 
-    def _parsed(self, line: bytes, number: int) -> Round:
+    def _parsed(self, line: bytes, number: int, older: OlderRecords | None) -> Round:
         try:
-            entry = Round.from_json(unseal(line))
+            record = unseal(line)
+            entry = Round.from_json(record if older is None else older.complete(record))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedFile(
                 f"{self._history_path} line {number} cannot be read: {error!r}"
@@ -376,19 +393,19 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
         return (self.path / "summary.json").exists()
 
     @property
     def how_to_go_on(self) -> str:
-        """Say what continues the run."""
+        """The command, or the call, that continues the run."""
         if self.about.get("driver") == "flower":
             return "continue with: start its server app again, with resume=True"
         return f"continue with: fedbranch resume {self.path}"
 
     @property
     def summary(self) -> JSON:
-        """What the run came to."""
+        """The result of the run: rounds, clusters, mean metrics."""
         try:
             return _read_json(self.path / "summary.json", "summary")
         except FileNotFoundError:
@@ -411,7 +428,7 @@ class RunFolder:
         return self.saved_tree()[0]
 
     def saved_tree(self) -> tuple[ParameterTree, int]:
-        """Load the parameter tree as it was saved last, and say after which round that was."""
+        """Load the parameter tree as it was saved last, and the number of its last round."""
         if not self.has_state:
             raise UnusableRun(f"{self.path} has saved nothing yet; {self.how_to_go_on}")
         state, files = read_checkpoint(self.path / "state", "server")
@@ -422,7 +439,7 @@ class RunFolder:
             raise DamagedFile(f"{self.path / 'state'} holds no tree: {error!r}") from error
 
     def final_evaluation(self) -> Evaluation:
-        """Give the last evaluation in the history; empty if there was none."""
+        """Return the last evaluation in the history; empty if there was none."""
         evaluations = [entry.evaluation for entry in self.history() if entry.evaluation]
         return evaluations[-1] if evaluations else {}
 
@@ -449,7 +466,7 @@ def mean_by_metric(evaluation: Evaluation, client_ids: list[str]) -> dict[str, f
 
 
 def next_free_folder(parent: str | Path, name: str) -> Path:
-    """Give the first of NAME-1, NAME-2, ... that is not there yet."""
+    """Return the first of NAME-1, NAME-2, ... that does not exist."""
     number = 1
     while (Path(parent) / f"{name}-{number}").exists():
         number += 1

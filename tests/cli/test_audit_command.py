@@ -88,4 +88,4 @@ def test_nothing_else_in_the_package_imports_a_study():
         if re.search(r"^\s*(from|import) studies\b", path.read_text(), re.MULTILINE)
     }
 
-    assert importing == {"fedbranch/cli/commands.py"}
+    assert importing == {"fedbranch/cli/audit_command.py"}

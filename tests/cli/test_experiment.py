@@ -3,14 +3,8 @@ import re
 import pytest
 
 from fedbranch import AutoRule, InvalidExperiment, Thresholds
-from fedbranch.cli.experiment import (
-    DIGITS_ROWS,
-    DIGITS_WIDTH,
-    NUM_CLASSES,
-    PUBLISHED,
-    Experiment,
-    preset_names,
-)
+from fedbranch.cli.data_settings import DIGITS_ROWS, DIGITS_WIDTH, NUM_CLASSES, PUBLISHED
+from fedbranch.cli.experiment import Experiment, preset_names
 from fedbranch.data import digits, sources
 from fedbranch.errors import MissingData
 

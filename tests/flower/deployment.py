@@ -121,11 +121,11 @@ class Deployment:
         process.wait()
 
     def is_connected(self, partition: int) -> bool:
-        """Whether a SuperNode has been let in since it was started."""
+        """Return whether a SuperNode has been let in since it was started."""
         return "SuperNode ID:" in (self.folder / "logs" / f"node-{partition}.log").read_text()
 
     def start_node_until_it_is_let_in(self, partition: int, num_partitions: int) -> None:
-        """Do what a process manager does: a SuperNode ends while its old self counts as online."""
+        """Start a SuperNode until it stays: it ends while its old process counts as online."""
         until = time.monotonic() + 150
         self.start_node(partition, num_partitions)
         while not self.is_connected(partition):
@@ -218,7 +218,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def descendants(pid: int, *, running: str | None = None) -> list[int]:
-    """Give the ids of the processes below a process; of all, or of those that run a program."""
+    """Return the ids of the processes below a process: all, or those that run a program."""
     children: dict[int, list[int]] = {}
     programs: dict[int, list[str]] = {}
     for entry in Path("/proc").iterdir():
@@ -237,7 +237,7 @@ def descendants(pid: int, *, running: str | None = None) -> list[int]:
 
 
 def running_with(word: str) -> list[int]:
-    """Give the ids of the processes in whose command line a word occurs."""
+    """Return the ids of the processes with a word in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

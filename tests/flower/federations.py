@@ -136,3 +136,19 @@ def start(
     return strategy.start(
         grid, arrays, num_rounds=num_rounds, timeout=timeout, **(start_with or {})
     )
+
+
+def simulate(clients, model, **settings):
+    """Run the simulator over the same clients."""
+    return fb.simulate(
+        model,
+        clients,
+        **{
+            "rule": RULE,
+            "rounds": 30,
+            "training": TRAINING,
+            "seed": SEED,
+            "engine": "reference",
+            **settings,
+        },
+    )

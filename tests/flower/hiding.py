@@ -1,4 +1,4 @@
-"""Federations whose models are hidden, for tests: where they begin, and how they are watched."""
+"""Federations with hidden models, for tests: their initial model, and a watch on the messages."""
 
 from __future__ import annotations
 

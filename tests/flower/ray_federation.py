@@ -1,7 +1,7 @@
 """The example's clients on Flower's simulation engine, under FedAvg and under our strategy.
 
 A script, because Ray starts processes of its own, and its warnings are not ours to fix. It
-writes what every client ended with to a JSON file. The example's folder and this one must be
+writes the result of every client to a JSON file. The example's folder and this one must be
 on the path.
 """
 
@@ -31,7 +31,7 @@ client_app = ClientApp()
 
 
 def configured(context: Context) -> Context:
-    """Give the app the configuration that `flwr run` would give it."""
+    """Return a context with the configuration of `flwr run`."""
     context = copy.copy(context)
     context.run_config = CONFIG
     return context
@@ -63,7 +63,7 @@ class WatchedFedAvg(FedAvg):
 
 
 def main(folder: Path) -> None:
-    """Run both strategies, and write down what came of it."""
+    """Run both strategies, and write down the results."""
     found = {}
     app = ServerApp()
 

@@ -1,7 +1,7 @@
 """The example's clients on Flower's simulation engine, which agree on a secret and hide their model.
 
-A script, as `ray_federation` is one. It writes down what came of it, and of the same clients in
-a plain run over the grid in memory.
+A script, as `ray_federation` is one. It writes down the result, and that of the same
+clients in a plain run over the grid in memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def initial(seed: int) -> dict[str, np.ndarray]:
 
 
 def configured(context: Context) -> Context:
-    """Give the app the configuration that `flwr run` would give it."""
+    """Return a context with the configuration of `flwr run`."""
     context = copy.copy(context)
     context.run_config = CONFIG
     return context

@@ -44,7 +44,7 @@ def test_a_client_keeps_its_id_under_another_node_id():
     assert before.node_ids.keys() == after.node_ids.keys()
 
 
-def test_what_a_node_says_of_itself_does_not_matter():
+def test_the_configuration_of_a_node_does_not_change_its_id():
     claims = {"partition-id": 0}
 
     roster = identify([keyed(5, "a", config=claims), keyed(6, "b", config=claims)])
@@ -100,7 +100,7 @@ def test_nodes_without_any_key_keep_flowers_id():
 @pytest.mark.parametrize(
     "key", [b"", b"ssh-ed25519 AAAA", b"-----BEGIN PUBLIC KEY-----\n!!!\n-----END PUBLIC KEY-----"]
 )
-def test_what_is_no_public_key_is_an_error(key):
+def test_a_text_that_is_no_public_key_is_an_error(key):
     with pytest.raises(ValueError, match="not a public key"):
         client_id_of_key(key)
 
@@ -114,7 +114,7 @@ def test_a_key_that_cannot_be_read_costs_its_node_only():
     assert "not a public key" in roster.refused["node-5"]
 
 
-def test_a_key_without_end_is_not_looked_at():
+def test_a_key_of_many_bytes_is_refused_unread():
     endless = FakeNode(node_id=5, public_key=b"-----BEGIN PUBLIC KEY-----" + b"A" * 20_000)
 
     roster = identify([endless, keyed(6, "b")])
@@ -126,14 +126,14 @@ def test_a_key_without_end_is_not_looked_at():
 @pytest.mark.parametrize(
     "name", ["Clinic", " clinic ", f"key-{'0' * 32}", "node-7", "clinic\x1b[2J", "x" * 101]
 )
-def test_a_name_that_could_be_taken_for_somebody_else_is_left_out(name):
+def test_a_name_that_could_be_mistaken_is_left_out(name):
     roster = identify([keyed(5, "a", name="clinic"), keyed(6, "b", name=name)])
 
     assert client_id_of_key(pem("b")) not in roster.names
-    assert len(roster.node_ids) == 2  # it is who its key says, whatever it is called
+    assert len(roster.node_ids) == 2  # its id follows from its key alone
 
 
-def test_names_of_their_own_are_kept():
+def test_distinct_names_are_kept():
     roster = identify([keyed(5, "a", name="clinic"), keyed(6, "b", name="Klinik Süd")])
 
     assert sorted(roster.names.values()) == ["Klinik Süd", "clinic"]

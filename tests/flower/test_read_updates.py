@@ -1,12 +1,14 @@
 """Many replies read at once, against each by itself."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedbranch.core.exact_sum.raw_updates import Differences
-from fedbranch.flower import read_updates as steps
 from fedbranch.flower.arrays import Layout
+from fedbranch.flower.read_updates import UpdateReader
 
 MODEL = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -57,25 +59,26 @@ REPLIES = [
     with_bytes(lambda data: data + b"x"),
     with_bytes(lambda data: b"\x93NUMPY" + bytes(len(data) - 6)),
     with_bytes(lambda data: data, stype="pickle"),
-    with_bytes(bytearray),  # bytes that somebody may move
+    with_bytes(bytearray),  # bytes that may move to another address
     reply(8),
 ]
 NUM_READABLE = 6
 
 
 @pytest.fixture(params=["numpy", "compiled"])
-def kind(request, monkeypatch):
-    monkeypatch.setattr(steps, "WORTH_COMPILING", 0 if request.param == "compiled" else 10**9)
+def reader(request):
+    """Make readers that read by NumPy, or in machine code."""
     if request.param == "compiled":
         pytest.importorskip("numba", reason="there is no machine code without Numba")
-    return request.param
+        return partial(UpdateReader, most_params_without_machine_code=0)
+    return partial(UpdateReader, most_params_without_machine_code=10**9)
 
 
-def read_at_once(layout, sent, replies):
-    """Read replies, and write all down that could be read."""
+def read_at_once(reader, layout, sent, replies):
+    """Read replies, and write down the updates of those that could be read."""
     params = np.zeros((len(replies), layout.num_params), np.float32)
     buffers = np.zeros((len(replies), layout.num_buffers), np.float32)
-    parts, problems = steps.Steps(layout, sent).read(replies)
+    parts, problems = reader(layout, sent).read(replies)
     for places, updates, own_buffers in parts:
         is_there = isinstance(updates, Differences)
         params[places] = updates.written() if is_there else updates
@@ -95,8 +98,7 @@ def read_one_by_one(layout, sent, replies):
     return params, buffers, unread
 
 
-@pytest.mark.usefixtures("kind")
-def test_many_replies_at_once_give_the_same_bits_as_one_by_one():
+def test_many_replies_at_once_give_the_same_bits_as_one_by_one(reader):
     layout = Layout.of(record(MODEL))
     rng = np.random.default_rng(0)
     sent = layout.arrays_at(
@@ -105,7 +107,7 @@ def test_many_replies_at_once_give_the_same_bits_as_one_by_one():
     )
     params, buffers, unread = read_one_by_one(layout, sent, REPLIES)
 
-    found_params, found_buffers, problems = read_at_once(layout, sent, REPLIES)
+    found_params, found_buffers, problems = read_at_once(reader, layout, sent, REPLIES)
 
     assert problems.keys() == unread
     assert len(REPLIES) - len(unread) == NUM_READABLE
@@ -114,54 +116,53 @@ def test_many_replies_at_once_give_the_same_bits_as_one_by_one():
     assert found_buffers[readable].tobytes() == buffers[readable].tobytes()
 
 
-@pytest.mark.usefixtures("kind")
-def test_a_reply_that_cannot_be_read_says_why():
+def test_a_reply_that_cannot_be_read_says_why(reader):
     layout = Layout.of(record(MODEL))
 
-    _, problems = steps.Steps(layout, layout.initial).read(REPLIES)
+    _, problems = reader(layout, layout.initial).read(REPLIES)
 
     assert "missing ['scalar']" in problems[7]
     assert "needs 12" in problems[8]
     assert "serialised as 'pickle'" in problems[11]
 
 
-def test_usual_replies_stay_where_they_are(monkeypatch):
+def test_replies_as_flower_serialises_them_are_not_copied():
     pytest.importorskip("numba", reason="there is no machine code without Numba")
-    monkeypatch.setattr(steps, "WORTH_COMPILING", 0)
     layout = Layout.of(record(MODEL))
 
-    (usual, unusual), _ = steps.Steps(layout, layout.initial).read(REPLIES)
+    reader = UpdateReader(layout, layout.initial, most_params_without_machine_code=0)
+    (usual, unusual), _ = reader.read(REPLIES)
 
     assert usual.places == [0, 1, 3, 13]
     assert isinstance(usual.params, Differences)
     assert unusual.places == [2, 12]
 
 
-def test_models_of_other_types_are_read_by_numpy(monkeypatch):
-    monkeypatch.setattr(steps, "WORTH_COMPILING", 0)
+def test_models_of_other_types_are_read_by_numpy():
     model = {"wide": np.float64([1.0, 2.0]), "usual": np.float32([3.0])}
     layout = Layout.of(record(model))
     came_back = record({"wide": model["wide"] + 1e-9, "usual": np.float32([3.5])})
 
-    (part,), problems = steps.Steps(layout, layout.initial).read([came_back])
+    reader = UpdateReader(layout, layout.initial, most_params_without_machine_code=0)
+    (part,), problems = reader.read([came_back])
 
     assert not problems
     np.testing.assert_allclose(part.params, [[1e-9, 1e-9, 0.5]], rtol=1e-6)
 
 
 class Labelled(bytes):
-    """Bytes whose numbers do not begin where those of plain bytes do."""
+    """Bytes that begin at another offset of their object than plain bytes do."""
 
     label = "mine"
 
 
-def test_only_plain_bytes_are_read_where_they_are(monkeypatch):
-    monkeypatch.setattr(steps, "WORTH_COMPILING", 0)
+def test_other_types_than_plain_bytes_are_copied():
     layout = Layout.of(record(MODEL))
     replies = [with_bytes(Labelled)]
     expected, _, _ = read_one_by_one(layout, layout.initial, [reply(3)])
 
-    params, _, problems = read_at_once(layout, layout.initial, replies)
+    reader = partial(UpdateReader, most_params_without_machine_code=0)
+    params, _, problems = read_at_once(reader, layout, layout.initial, replies)
 
     assert not problems
     assert params.tobytes() == expected.tobytes()

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-RUN = 8  # so many plain numbers in a row are no accident
+RUN = 8  # plain numbers in a row that are no accident
 
 
 class Overheard:

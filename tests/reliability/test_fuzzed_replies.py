@@ -18,7 +18,9 @@ from fakes import fingerprint
 from fedbranch.errors import FedbranchError, InvalidUpdate
 from fedbranch.flower import ClusteredStrategy
 from fedbranch.flower.arrays import Layout
+from fedbranch.flower.asking import ask_to_train
 from fedbranch.flower.federation import Federation, Keys
+from fedbranch.flower.receiving import receive_metrics, receive_updates
 from fedbranch.flower.testing import FakeGrid
 from fedbranch.server.replies.checks import check_losses
 from reliability.quadratic_app import initial_arrays, make_app, make_nodes
@@ -241,7 +243,7 @@ def check_fuzzed_message(content, sender):
     keys = Keys(weight="num-examples", arrays="arrays", config="config")
     federation = Federation(server, layout, keys, 5.0)
     ids = federation.gather(grid, 3)
-    asked = federation.ask(server.plan(ids), 1, None, message_type="train", ttl_s=10)
+    asked = ask_to_train(federation, server.plan(ids), this_round=1)
     for number, one in enumerate(asked):
         one.message.metadata.__dict__["_message_id"] = f"message-{number}"
     replies = [grid._answer(one.message) for one in asked[:2]]
@@ -249,15 +251,15 @@ def check_fuzzed_message(content, sender):
     if sender is not None:
         odd.metadata.__dict__["_src_node_id"] = sender
 
-    _, updates = federation.receive_updates(asked, [odd, *replies])
-    record = server.step(updates)
+    received = receive_updates(federation, asked, [odd, *replies])
+    record = server.step(received.intake)
 
     assert set(record.refused) <= {ids[2]}
     assert {ids[0], ids[1]} <= record.metrics.keys() <= set(ids)
     assert (ids[2] in record.metrics) != (ids[2] in record.refused)
     assert np.isfinite(server.tree.root.params).all()
     assert_sayable(record)
-    evaluated = federation.receive_metrics(asked, [odd, *replies])
+    evaluated = receive_metrics(federation, asked, [odd, *replies])
     assert {ids[0], ids[1]} <= evaluated.answers.keys()
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 import fedbranch as fb
 from fakes import QuadraticClients
 from fedbranch.flower.testing import FakeGrid
-from fedbranch.report.text.comparison import compare
-from fedbranch.report.text.terminal import print_comparison
+from fedbranch.report.facts.run import read_run
+from fedbranch.report.text.terminal import print_run
 from fedbranch.runs import RunFolder
 from reliability.quadratic_app import RULE, client_id, make_app, make_nodes, start
 
@@ -186,7 +186,7 @@ def test_what_was_refused_is_counted_and_shown_with_its_reasons(tmp_path):
     play_over_flower(FLOWER_KINDS["negative weight"][0], checkpoint_dir=tmp_path)
     console = Console(file=io.StringIO(), width=200)
 
-    print_comparison(compare(RunFolder(tmp_path)), console)
+    print_run(read_run(RunFolder(tmp_path)), console)
 
     shown = console.file.getvalue()
     assert f"Refused {NUM_ROUNDS} replies of 1 client: partition-0009 ({NUM_ROUNDS})" in shown
@@ -202,6 +202,6 @@ def test_reasons_that_differ_in_a_number_only_are_shown_as_one(tmp_path):
     play_over_flower(spoil, checkpoint_dir=tmp_path)
     console = Console(file=io.StringIO(), width=200)
 
-    print_comparison(compare(RunFolder(tmp_path)), console)
+    print_run(read_run(RunFolder(tmp_path)), console)
 
     assert f"{NUM_ROUNDS} x 'num-examples' is -1;" in console.file.getvalue()

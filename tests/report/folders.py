@@ -44,8 +44,24 @@ def played(number, sizes, accuracy=None, **record):
     )
 
 
+def split(node_id, number, **parts):
+    """The parts of a record with a split: `_1="ab"` are the clients of the new leaf 1."""
+    groups = {int(name[1:]): tuple(client_ids) for name, client_ids in parts.items()}
+    return {
+        "decisions": (decision(node_id, number, "split", groups=tuple(groups.values())),),
+        "children": {node_id: tuple(groups)},
+        "moved": {i: leaf_id for leaf_id, ids in groups.items() for i in ids},
+    }
+
+
+def pass_rounds(server, number):
+    """Let a server do rounds without replies, so that it is saved as after them."""
+    for _ in range(number):
+        server.step({})
+
+
 def split_run(path, **kwargs):
-    """Four clients; a and b stay together, c and d part from them in round 2; d joins in round 3.
+    """Four clients: a and b form a cluster, c and d another from round 2 on; d joins in round 3.
 
     The server was saved after round 2 and the history goes on to round 4.
     """
@@ -54,15 +70,15 @@ def split_run(path, **kwargs):
     server = fb.Server(2, rule=fb.NeverSplit())
     server.join(["a", "b", "c"])
     server.tree.split(0, [{"a": EAST, "b": EAST}, {"c": WEST}], in_round=2)
-    server.round = 2
+    pass_rounds(server, 2)
     rounds = [
         played(1, {0: 3}, {"a": 0.5, "b": 0.7, "c": 0.3}, joined=("a", "b", "c")),
         played(
             2,
             {1: 2, 2: 1},
             {"a": 0.6, "b": 0.8, "c": 0.4},
-            decisions=(decision(0, 2, "split", groups=(("a", "b"), ("c",))),),
             refused={"b": "too long"},
+            **split(0, 2, _1="ab", _2="c"),
         ),
         played(3, {1: 2, 2: 1}, {}, joined=("d",), decisions=(decision(1, 3), decision(2, 3))),
         played(
@@ -71,6 +87,7 @@ def split_run(path, **kwargs):
             {"a": 0.9, "b": 0.7, "c": 0.8, "d": 0.6},
             decisions=(decision(1, 4), decision(2, 4)),
             routed=(Routing(client_id="d", from_node=0, to_node=2, similarities={1: -1, 2: 1}),),
+            moved={"d": 2},
         ),
     ]
     for entry in rounds[:2]:

@@ -1,47 +1,18 @@
-from dataclasses import replace
+"""The paper's criteria: at their edges, with partial participation, and by sketches."""
 
 import numpy as np
 import pytest
 
 from fedbranch import (
-    DamagedFile,
-    Evidence,
-    NeverSplit,
     Thresholds,
     bipartition,
     cosine_similarity,
-    weighted_mean,
 )
-from fedbranch.core.projection import Projection
-from fedbranch.rules import rule_from_state, rule_to_state
-
-
-def evidence(
-    updates,
-    *,
-    weights=None,
-    num_members=None,
-    rounds_trained=10,
-    rounds_held=0,
-    rounds_since_hold=None,
-):
-    updates = np.array(updates, dtype=np.float32)
-    weights = np.ones(len(updates)) if weights is None else np.array(weights, dtype=float)
-    return Evidence(
-        node_id=0,
-        round=7,
-        client_ids=tuple(f"c{i}" for i in range(len(updates))),
-        updates=updates,
-        weights=weights,
-        mean_update=weighted_mean(updates, weights),
-        num_members=len(updates) if num_members is None else num_members,
-        rounds_trained=rounds_trained,
-        rounds_held=rounds_held,
-        rounds_since_hold=rounds_since_hold,
-    )
-
+from rules.made_evidence import evidence, planted, sketched
 
 RULE = Thresholds(eps_mean=0.4, eps_max=1.6, gamma_max=0.5)
+
+
 OPPOSED = [[2, 0], [2, 0.1], [-2, 0], [-2, -0.1]]
 
 
@@ -100,12 +71,6 @@ def test_the_criteria_at_their_edges():
     )
 
 
-def test_the_norm_of_the_mean_is_not_the_mean_of_the_norms():
-    decision = RULE.examine(evidence([[3, 0], [-3, 0]]))
-
-    assert decision.measurements["mean_norm"] == 0
-
-
 def test_the_longest_update_is_measured_by_its_length_not_its_largest_entry():
     decision = RULE.examine(evidence([[1.2, 1.2], [-1.2, -1.2]]))
 
@@ -120,22 +85,21 @@ def test_weights_count_in_the_stationarity_test():
     assert RULE.examine(evidence(updates, weights=[9, 1, 1, 1])).reason.startswith("not stationary")
 
 
-# Partial participation
-
-
-EVERYBODY = Thresholds(eps_mean=0.4, eps_max=1.6, gamma_max=0.5, coverage=1.0, max_hold_rounds=3)
+FULL_COVERAGE = Thresholds(
+    eps_mean=0.4, eps_max=1.6, gamma_max=0.5, coverage=1.0, max_hold_rounds=3
+)
 
 
 def test_a_cluster_holds_until_enough_have_answered():
     partial = evidence(OPPOSED, num_members=5)
 
-    assert EVERYBODY.examine(partial).verdict == "hold"
+    assert FULL_COVERAGE.examine(partial).verdict == "hold"
     assert RULE.examine(partial).verdict == "split"  # four of five are the default's 80 %
 
 
 def test_a_cluster_does_not_hold_for_ever_nor_at_once_again():
     def verdict(**when):
-        return EVERYBODY.examine(evidence(OPPOSED, num_members=5, **when)).verdict
+        return FULL_COVERAGE.examine(evidence(OPPOSED, num_members=5, **when)).verdict
 
     assert verdict(rounds_held=2) == "hold"
     assert verdict(rounds_held=3) == "train"
@@ -146,36 +110,7 @@ def test_a_cluster_does_not_hold_for_ever_nor_at_once_again():
 def test_while_it_holds_the_norms_of_a_part_decide_nothing():
     moving = evidence([[2, 0], [2, 0.1]], num_members=5, rounds_held=1)
 
-    assert EVERYBODY.examine(moving).verdict == "hold"
-
-
-def test_the_estimated_mean_of_a_sample_is_unbiased():
-    # ‖mean of a sample‖² overestimates ‖mean of all‖² by the sampling variance.
-    rng = np.random.default_rng(0)
-    everybody = rng.normal(size=(20, 5)) + 0.4
-    true_square = float((everybody.mean(axis=0) ** 2).sum())
-    naive, corrected = [], []
-    for _ in range(4000):
-        sample = everybody[rng.choice(20, size=8, replace=False)]
-        naive.append(float((sample.mean(axis=0) ** 2).sum()))
-        spread = ((sample - sample.mean(axis=0)) ** 2).sum() / 7
-        corrected.append(naive[-1] - spread / 8 * (1 - 8 / 20))
-        measured = NeverSplit().examine(evidence(sample, num_members=20)).measurements["mean_norm"]
-        assert measured == pytest.approx(np.sqrt(max(0, corrected[-1])), abs=1e-3)
-
-    assert np.mean(corrected) == pytest.approx(true_square, rel=0.02)
-    assert np.mean(naive) > 1.2 * true_square
-
-
-def test_with_everybody_there_the_mean_is_taken_as_it_is():
-    updates = np.random.default_rng(1).normal(size=(6, 4))
-
-    measured = NeverSplit().examine(evidence(updates)).measurements["mean_norm"]
-
-    assert measured == pytest.approx(np.linalg.norm(updates.mean(axis=0)), rel=1e-6)
-
-
-# Settings
+    assert FULL_COVERAGE.examine(moving).verdict == "hold"
 
 
 @pytest.mark.parametrize(
@@ -195,43 +130,6 @@ def test_with_everybody_there_the_mean_is_taken_as_it_is():
 def test_impossible_thresholds_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         Thresholds(**{"eps_mean": 0.4, "eps_max": 1.6, "gamma_max": 0.5, **changes})
-
-
-@pytest.mark.parametrize("rule", [RULE, NeverSplit()])
-def test_a_rule_survives_being_saved(rule):
-    assert rule_from_state(rule_to_state(rule)) == rule
-
-
-def test_a_users_own_rule_must_be_passed_again():
-    class Mine:
-        def examine(self, evidence):
-            raise AssertionError
-
-    with pytest.raises(DamagedFile, match="'Mine' is not part of fedbranch"):
-        rule_from_state(rule_to_state(Mine()))
-
-
-def sketched(whole, *, seed=0, size=256, is_kept=True):
-    """Give the evidence of sketches."""
-    projection = Projection(dim=whole.updates.shape[1], size=size, seed=seed)
-    found = replace(
-        whole,
-        updates=projection.of(whole.updates),
-        mean_update=projection.of(whole.mean_update[None, :])[0],
-        projection=projection,
-        whole=whole.updates if is_kept else None,
-    )
-    found.__dict__["lengths"] = whole.lengths
-    found.__dict__["mean_length"] = whole.mean_length
-    return found
-
-
-def planted(seed, num_groups, noise, num_clients=40, dim=4000):
-    rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(num_groups, dim))
-    centres -= centres.mean(axis=0)
-    groups = np.arange(num_clients) % num_groups
-    return evidence(centres[groups] + noise * rng.normal(size=(num_clients, dim)))
 
 
 @pytest.mark.parametrize("seed", range(8))

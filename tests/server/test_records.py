@@ -1,4 +1,4 @@
-"""What a record says of the tree and of the clients' places is enough to follow both."""
+"""A record is enough to follow the tree and the position of every client."""
 
 import json
 
@@ -7,12 +7,13 @@ import pytest
 
 from fakes import QuadraticClients
 from fedbranch import RoundRecord, Server, Thresholds, Update
+from server.made_servers import server_for
 
 RULE = Thresholds(eps_mean=0.3, eps_max=0.5, gamma_max=0.5, min_cluster_size=3)
 
 
 def fold(places, record):
-    """Follow one record: client id -> node."""
+    """Change positions, client id -> node, as one record says."""
     for client_id in record.left:
         places.pop(client_id, None)
     places |= dict.fromkeys(record.joined, 0)
@@ -86,3 +87,32 @@ def test_a_client_in_a_cluster_that_vanishes_twice_over_ends_where_that_one_went
 
     assert set(record.vanished.values()) == {inner[0], 0}
     assert places == places_of(server)
+
+
+def test_a_record_survives_json():
+    clients = QuadraticClients(num_groups=2, clients_per_group=2)
+    server = server_for(clients)
+    for number in range(30):
+        asked = clients.client_ids if number > 25 else clients.client_ids[:3]
+        record = clients.play_round(server, asked)
+
+        assert RoundRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_client_that_joins_and_leaves_between_two_rounds_is_in_no_record():
+    server = Server(1)
+    server.join(["a", "b"])
+    server.remove(["b"])
+    first = server.step({})
+    server.remove(["a"])
+    server.join(["a"])
+    second = server.step({})
+    server.remove(["a"])
+    server.join(["a"])
+    server.remove(["a"])
+    third = server.step({})
+
+    assert (first.joined, first.left) == (("a",), ())
+    assert (second.joined, second.left) == (("a",), ("a",))
+    assert (third.joined, third.left) == ((), ("a",))
+    assert server.tree.client_ids == []

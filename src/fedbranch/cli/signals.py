@@ -1,4 +1,4 @@
-"""The way out of a long command: signals become an exception that nobody takes for an error."""
+"""End a long command cleanly: signals become an exception that no error handler catches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from types import FrameType
 
 __all__ = ["Stopped", "stoppable"]
 
-SECONDS_TO_STOP = 5.0  # far more than the way out takes; later the exception must have got lost
+# Unwinding takes far less. A second signal after this time means that the exception was lost.
+SECONDS_TO_STOP = 5.0
 
 
-class Stopped(BaseException):  # nobody who handles errors may take it for one
-    """Somebody wants this process to end."""
+class Stopped(BaseException):  # not an Exception, so that `except Exception` lets it pass
+    """A signal asked this process to end."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
@@ -22,7 +23,7 @@ class Stopped(BaseException):  # nobody who handles errors may take it for one
 
     @property
     def how(self) -> str:
-        """Say what happened to it."""
+        """What happened to the process: interrupted or terminated."""
         return "interrupted" if self.signal_number == signal.SIGINT else "terminated"
 
 
@@ -33,13 +34,13 @@ def stoppable() -> Iterator[Callable[[], None]]:
     Yields
     ------
     Callable
-        Raises it again, if it was raised. To be called now and then: an exception is lost
+        Raises the exception again if it was raised. Call it now and then: an exception is lost
         where Python cannot pass it on, such as in a finaliser.
     """
     raised: list[tuple[int, float]] = []  # signal number and time
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        # Those who press Ctrl-C twice do not want the way out to be cut short.
+        # A second Ctrl-C soon after the first must not cut the clean-up short.
         if not raised or time.monotonic() - raised[-1][1] > SECONDS_TO_STOP:
             raised.append((number, time.monotonic()))
             raise Stopped(number)
@@ -48,7 +49,7 @@ def stoppable() -> Iterator[Callable[[], None]]:
         if raised:
             raise Stopped(raised[0][0])
 
-    # Ignored ones stay so: in the background of some shells Ctrl-C is not for us.
+    # Ignored signals stay ignored: some shells start background jobs that way.
     before = {
         number: handler
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -60,4 +61,4 @@ def stoppable() -> Iterator[Callable[[], None]]:
         yield stop_if_asked
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if raised else handler)  # on the way out
+            signal.signal(number, signal.SIG_IGN if raised else handler)  # while unwinding

@@ -191,10 +191,9 @@ def aggregate_to_state(aggregate: RobustAggregate) -> JSON:
     for name, plain in _PLAIN.items():
         if aggregate is plain:
             return {"name": name, "settings": {}}
-    if isinstance(aggregate, _TrimmedMean):
-        return {"name": "trimmed_mean", "settings": asdict(aggregate)}
-    if isinstance(aggregate, _MultiKrum):
-        return {"name": "multi_krum", "settings": asdict(aggregate)}
+    for name, (kind, _) in _MADE.items():
+        if isinstance(aggregate, kind):
+            return {"name": name, "settings": asdict(aggregate)}  # type: ignore[call-overload]  # a dataclass
     name = getattr(aggregate, "__qualname__", type(aggregate).__qualname__)
     return {"name": str(name), "settings": None}
 
@@ -213,13 +212,15 @@ def aggregate_from_state(state: JSON) -> RobustAggregate:
             f"the aggregate {name!r} is not part of fedbranch and was not saved; pass it when "
             "loading: Server.load(folder, aggregate=...)"
         )
-    return _MADE[name](**settings) if name in _MADE else _PLAIN[name]
+    return _MADE[name][1](**settings) if name in _MADE else _PLAIN[name]
 
 
+# What checkpoints, run folders and experiments know by name: functions, and those that are made
+# with settings, by their class and their maker.
 _PLAIN: dict[str, RobustAggregate] = {"weighted_mean": weighted_mean, "median": median}
-_MADE: dict[str, Callable[..., RobustAggregate]] = {
-    "trimmed_mean": trimmed_mean,
-    "multi_krum": multi_krum,
+_MADE: dict[str, tuple[type, Callable[..., RobustAggregate]]] = {
+    "trimmed_mean": (_TrimmedMean, trimmed_mean),
+    "multi_krum": (_MultiKrum, multi_krum),
 }
 
 

@@ -1,6 +1,6 @@
-"""A model's named arrays, and where they lie in the server's two vectors.
+"""A model's named arrays, and their places in the server's two vectors.
 
-The server knows displacements from the initial model, parameters and buffers each as one
+The server knows displacements from the initial model: parameters and buffers, each as one
 float32 vector. A Flower message carries named arrays of any shape and dtype.
 """
 
@@ -34,9 +34,9 @@ NamedArrays = dict[str, NDArray[Any]]
 
 # What PyTorch calls the statistics of its normalisation layers.
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
-# How the arrays are called that stand for a model which the server does not know.
+# The names of arrays that stand for a model which the server does not know.
 HIDDEN_PREFIX, HIDDEN_PARAMS = "fedbranch-hidden", "parameters"
-# A displacement of a whole number beyond this is nonsense, and would not fit into 64 bits.
+# A displacement of a whole number beyond this makes no sense, and would not fit into 64 bits.
 LARGEST_WHOLE_STEP = float(2**62)
 HEADER_BYTES = 1024  # before the numbers of an array; NumPy writes 128 as a rule
 MORE_REPLY_BYTES = 2**20
@@ -49,7 +49,7 @@ READ_HEADER = {
 
 
 class Place(NamedTuple):
-    """Where in the server's vectors an array lies."""
+    """The place of an array in the server's vectors."""
 
     name: str
     within: slice
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Which arrays a model has, what they were at first, and which are buffers.
+    """The arrays of a model: their names and initial values, and which of them are buffers.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Layout:
         """
         initial = {name: array.numpy() for name, array in record.items()}
         for name, array in initial.items():
-            # What every machine and file format knows: no longdouble, no words, no objects.
+            # Only what every machine and file format knows: no longdouble, no text, no objects.
             if array.dtype.kind not in "biufc" or array.dtype.itemsize > 8 << (
                 array.dtype.kind == "c"
             ):
@@ -143,22 +143,22 @@ class Layout:
 
     @cached_property
     def most_reply_bytes(self) -> int:
-        """How much the arrays of a reply may take.
+        """The most bytes that the arrays of a reply may take.
 
-        The model, its half difference, and as much again for what a client app may send
-        beside them, each array with a header; and a little more for small models.
+        The model, its half difference, and twice the model for other arrays that a client app
+        may send; each array with a header. A constant is added for small models.
         """
         model = sum(array.nbytes + HEADER_BYTES for array in self.initial.values())
         return 4 * model + MORE_REPLY_BYTES
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the arrays only stand for a model; see :mod:`fedbranch.flower.hidden.mod`."""
+        """Return whether the arrays stand for a hidden model; see :mod:`fedbranch.flower.hidden`."""
         return any(map(_is_hidden, self.initial))
 
     @property
     def whole_buffers(self) -> NDArray[np.bool_]:
-        """Which entries of the vector of buffers are whole numbers or truth values."""
+        """Return a mask of the entries of buffers that are whole numbers or truth values."""
         parts = [
             np.full(_num_real(array), array.dtype.kind in "biu")
             for _, array in self._parts(are_buffers=True)
@@ -166,7 +166,7 @@ class Layout:
         return np.concatenate([np.zeros(0, bool), *parts])
 
     def _parts(self, *, are_buffers: bool) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Go through the arrays of one vector, in its order."""
+        """Iterate over the arrays of one vector, in its order."""
         return (
             (name, array)
             for name, array in self.initial.items()
@@ -174,7 +174,7 @@ class Layout:
         )
 
     def describe(self) -> JSON:
-        """Say which arrays the model has."""
+        """Describe the model's arrays: name -> dtype and shape."""
         return {
             name: f"{array.dtype} {list(array.shape)}{' buffer' * (name in self.buffer_names)}"
             for name, array in self.initial.items()
@@ -183,7 +183,7 @@ class Layout:
     # From the server to the clients
 
     def arrays_at(self, params: Vector, buffers: Vector) -> NamedArrays:
-        """Give the model at these displacements, every array in its own dtype."""
+        """Return the model at these displacements, every array in its own dtype."""
         moved = {}
         for vector, are_buffers in [(params, False), (buffers, True)]:
             start = 0
@@ -216,25 +216,25 @@ class Layout:
         reply
             The model that it sent back.
         params, buffers
-            Where to write: shape (num_params,) and (num_buffers,).
+            The update is written here: shape (num_params,) and (num_buffers,).
 
         Raises
         ------
         InvalidUpdate
-            If the reply's arrays are not those of the model; it says which one.
+            If the reply's arrays are not those of the model; the message names one.
         """
         self.write_places(self.places, sent, self.named(reply), params, buffers)
 
     def named(self, reply: ArrayRecord) -> dict[str, Array]:
-        """Give the arrays of a reply by name, if these are the model's.
+        """Return the arrays of a reply by name.
 
         Raises
         ------
         InvalidUpdate
-            If they are not.
+            If they are not the model's.
         """
         there = dict(reply.items())
-        # Nearly always in the same order, which is seen at once.
+        # Nearly always in the same order, which is quickly checked.
         if list(there) != list(self.initial) and there.keys() != self.initial.keys():
             missing = sorted(self.initial.keys() - there.keys())
             extra = sorted(there.keys() - self.initial.keys())
@@ -252,7 +252,7 @@ class Layout:
         params: Vector,
         buffers: Vector,
     ) -> None:
-        """Write down the differences of some of the arrays, or of none if one is not right."""
+        """Write the differences of some of the arrays, or of none if one of them is wrong."""
         received = [
             (_real(sent[name]), _received(name, sent[name], there[name]), place, is_buffer)
             for name, place, is_buffer in places
@@ -262,13 +262,13 @@ class Layout:
                 vector = buffers if is_buffer else params
                 _write_step(before, after, vector[place])
                 if is_buffer and before.dtype.kind == "f":
-                    # A mask of infinities that stays has moved by 0, not by their difference.
+                    # An infinity or NaN that stays has moved by 0, not by NaN.
                     stays = (after == before) | (np.isnan(after) & np.isnan(before))
                     vector[place][stays] = 0
 
     @cached_property
     def places(self) -> list[Place]:
-        """Where every array lies, parameters before buffers."""
+        """The place of every array, parameters before buffers."""
         places = []
         for are_buffers in (False, True):
             start = 0
@@ -284,7 +284,7 @@ class Layout:
         Raises
         ------
         InvalidUpdate
-            If the arrays are not like those of the model; it says which one.
+            If the arrays are not like those of the model; the message names one.
         """
         missing = sorted(name for name, _ in self._parts(are_buffers=False) if name not in record)
         if missing:
@@ -306,13 +306,13 @@ class Layout:
             ],
             "buffers": sorted(self.buffer_names),
         }
-        # By number: a name may be one that the file format keeps for itself.
+        # By number: a name may be one that the file format reserves.
         numbered = {str(i): _real(array) for i, array in enumerate(self.initial.values())}
         return state, {"arrays": numbered}
 
     @classmethod
     def from_state(cls, state: JSON, files: dict[str, Tensors]) -> Layout:
-        """Rebuild a layout from what :meth:`to_state` gave."""
+        """Rebuild a layout from what :meth:`to_state` returned."""
         try:
             initial = {
                 entry["name"]: files["arrays"][str(i)]
@@ -330,7 +330,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _real(array: NDArray[Any]) -> NDArray[Any]:
-    """See an array as a vector of real numbers, complex ones as pairs."""
+    """View an array as a vector of real numbers, complex ones as pairs."""
     if array.dtype.kind != "c" and array.flags.c_contiguous:
         if array.ndim == 1:
             return array
@@ -361,9 +361,9 @@ def _moved(initial: NDArray[Any], step: Vector) -> NDArray[Any]:
 
 
 def _received(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
-    """See the array that came back as a vector of real numbers, if it is like the one sent.
+    """View the array that came back as a vector of real numbers, if it is like the one sent.
 
-    Nothing is copied, and nothing is allocated on the word of a stranger's header.
+    Nothing is copied, and no memory is allocated because a reply's header asks for it.
     """
     if reply.stype != NUMPY_FORMAT:
         raise InvalidUpdate(f"the array {name!r} is serialised as {reply.stype!r}")
@@ -376,12 +376,12 @@ def _received(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
 
 
 def _read(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
-    """See an array in the bytes that it came in, whatever NumPy's header says about it."""
+    """View an array in the bytes of the reply, and check what NumPy's header says about it."""
     try:
         stream = BytesIO(reply.data)
         read_header = READ_HEADER[np.lib.format.read_magic(stream)]
         shape, is_fortran, dtype = read_header(stream)
-    except Exception as error:  # whatever a stranger's bytes make NumPy raise
+    except Exception as error:  # arbitrary bytes can make NumPy raise anything
         # Its message may quote the bytes, and these may be private.
         raise InvalidUpdate(
             f"the array {name!r} cannot be read as NumPy's format: {type(error).__name__}"
@@ -402,7 +402,7 @@ def _read(name: str, sent: NDArray[Any], reply: Array) -> NDArray[Any]:
 
 @lru_cache(maxsize=4096)
 def usual_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Give what NumPy writes before the numbers of such an array; reading it takes long."""
+    """Return what NumPy writes before the numbers of such an array; to read it takes long."""
     stream = BytesIO()
     np.lib.format.write_array_header_1_0(
         stream,
@@ -412,7 +412,7 @@ def usual_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def _write_step(before: NDArray[Any], after: NDArray[Any], step: Vector) -> None:
-    """Write the difference of two vectors; nobody minds overflows."""
+    """Write the difference of two vectors; overflows are for the server to refuse."""
     if before.dtype == after.dtype == step.dtype:
         np.subtract(after, before, out=step)
         return

@@ -12,7 +12,7 @@ from fedbranch.flower.logs import log
 
 __all__ = ["exchange"]
 
-# Wait a twentieth of the time waited so far: late by 5 % at most, and few questions.
+# Between two looks a twentieth of the time waited so far: late by 5 % at most, with few looks.
 PATIENCE = 0.05
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 SECONDS_BETWEEN_ROLL_CALLS = 5.0
@@ -26,20 +26,20 @@ def exchange(
     still_there: Callable[[], set[int]],
     late: Sequence[Message] = (),
 ) -> Iterator[Message]:
-    """Send messages; give their replies as they come.
+    """Send messages, and return an iterator over their replies as they come.
 
     Parameters
     ----------
     grid
-        Where to.
+        Flower's way to the nodes.
     messages
-        What to send. Each has its id afterwards.
+        The messages to send. Each has its id afterwards.
     timeout_s
-        How long to wait for the last of them. Whoever is late is not waited for.
+        Seconds to wait for the last reply.
     still_there
-        Gives the ids of the nodes that can still answer. Others are not waited for.
+        Returns the ids of the nodes that can still answer. Others are not waited for.
     late
-        Messages sent before: their replies are given too if they happen to come.
+        Messages sent before. Their replies are not waited for, but passed on if they come.
     """
     _push(grid, messages)
     return _replies(
@@ -65,7 +65,7 @@ def _replies(
         for reply in puller.pull(awaited.keys() | welcome.keys()):
             message_id = reply.metadata.reply_to_message_id
             for asked in (awaited, welcome):
-                # What another node says is passed on, but the one that was asked may still come.
+                # A reply of another node is passed on; that of the right one may still come.
                 if asked.get(message_id) == reply.metadata.src_node_id:
                     del asked[message_id]
             yield reply
@@ -91,11 +91,13 @@ def _push(grid: Grid, messages: Sequence[Message]) -> None:
 
 
 class _Puller:
-    """Fetches replies; one that breaks the grid does not keep the others back."""
+    """Fetches replies; one that breaks the grid does not hold up the others."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.broken: set[str] = set()  # ids whose replies cannot be fetched, while others can
+        self.broken: set[str] = (
+            set()
+        )  # ids of messages: their replies cannot be fetched, while others can
 
     def pull(self, message_ids: Collection[str]) -> list[Message]:
         wanted = set(message_ids) - self.broken
@@ -111,7 +113,7 @@ class _Puller:
                     replies += self.grid.pull_messages([message_id])
                 except Exception:
                     broken.add(message_id)
-            if broken == wanted:  # not a matter of single replies
+            if broken == wanted:  # then it is the grid, not single replies
                 raise
             self.broken |= broken
             log.warning("\t%d replies cannot be fetched: %r", len(broken), error)

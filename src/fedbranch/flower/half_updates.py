@@ -1,9 +1,9 @@
-"""Half updates in Flower messages, for client apps that want to give more evidence.
+"""Half updates in Flower messages, for client apps that can send more evidence.
 
 In some rounds the strategy puts a number under ``fedbranch-halves`` into the configuration of
-training. A client app that knows it trains twice from the model that came, on the two halves
-that :func:`fedbranch.training.half_split.half_rows` gives for the number, and replies with what
-:func:`with_halves` makes of the two models. The same number comes back with evaluations, and
+training. A client app that knows this entry trains twice from the model that came: on the two
+halves that :func:`fedbranch.training.half_split.half_rows` returns for the number. It replies
+with what :func:`with_halves` makes of the two models. Evaluations may have the same number, with
 ``fedbranch-half`` beside it: ``first`` or ``second``, the half to evaluate on.
 """
 
@@ -34,7 +34,7 @@ def with_halves(
     after_first, after_second
         Name -> array of each model.
     arrayrecord_key
-        As the strategy has it.
+        The strategy's ``arrayrecord_key``.
 
     Returns
     -------

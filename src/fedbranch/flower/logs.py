@@ -1,4 +1,4 @@
-"""What a federation's log says while it runs, and at its end."""
+"""The log of a federation, while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import logging
 
 from flwr.app import MetricRecord
 
-from fedbranch.flower.replies import CLUSTER_METRIC
+from fedbranch.flower.metrics import CLUSTER_METRIC
 from fedbranch.flower.result import ClusteredResult
 from fedbranch.server.records import RoundRecord
 
 __all__ = ["log", "log_record", "log_result", "shown"]
 
-log = logging.getLogger("flwr.fedbranch")  # below Flower's own, so that it goes where that goes
+log = logging.getLogger("flwr.fedbranch")  # below Flower's own logger, so to the same place
 
 
 def shown(metrics: MetricRecord) -> str:
-    """Give the metrics that are single numbers, for a log."""
+    """Return the metrics that are single numbers as one line."""
     leaves = {name.split("/")[0] for name in metrics if CLUSTER_METRIC.match(name)}
     return ", ".join(
         f"{name} {value:.4g}"
@@ -27,10 +27,13 @@ def shown(metrics: MetricRecord) -> str:
 
 
 def log_record(record: RoundRecord) -> None:
-    """Say what happened, and why."""
+    """Log what happened in a round, with the reasons."""
     log.info("\ttrain: %d updates used, %d refused", len(record.metrics), len(record.refused))
     for client_id, reason in record.refused.items():
-        log.warning("\t%s is left out: %s", client_id, reason)
+        if client_id in record.metrics:
+            log.warning("\ta reply of %s is not used: %s", client_id, reason)
+        else:
+            log.warning("\t%s is left out: %s", client_id, reason)
     for move in record.routed:
         log.info("\t%s goes from node %d to %d", move.client_id, move.from_node, move.to_node)
     for decision in record.decisions:
@@ -45,7 +48,7 @@ def log_record(record: RoundRecord) -> None:
 
 
 def log_result(result: ClusteredResult) -> None:
-    """Say what came of it all, and what a user of FedAvg would not expect."""
+    """Log the clusters, and what a user of FedAvg would not expect."""
     for line in result.lines():
         log.info("\t%s", line)
     if not any(entry.record.metrics for entry in result.history):

@@ -1,8 +1,8 @@
-"""Who a Flower node is: the client id that it keeps over restarts.
+"""The client id of a Flower node, which it keeps over restarts.
 
 In a deployment every SuperNode signs its requests with its private key, and the SuperLink
-tells us the public key: the client id is that key's fingerprint. Nothing in a reply has a
-say. Flower's simulation engine has no keys; there the client is its partition.
+reports the public key: the client id is the fingerprint of that key. Nothing in a reply changes
+it. Flower's simulation engine has no keys; there the client is its partition.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cryptography.hazmat.primitives.serialization import (
 
 __all__ = ["NodeInfo", "Roster", "client_id_of_key", "identify"]
 
-# Nobody finds two keys with the same first 128 bits of their SHA-256.
+# Two keys with the same first 128 bits of their SHA-256 cannot be found.
 FINGERPRINT_DIGITS = 32
-LONGEST_KEY_BYTES = 10_000  # no sane key comes near; what is looked at is also remembered
+LONGEST_KEY_BYTES = 10_000  # far above any real key; every key that is read stays in the cache
 LONGEST_NAME = 100
 LIKE_AN_ID = re.compile("(key|node|partition)-")
 SIMULATED_KEY_BYTES = 32  # the simulation engine gives its nodes random bytes for a key
 
 
 class NodeInfo(Protocol):
-    """What Flower's grid says about a node."""
+    """The description of a node by Flower's grid."""
 
     node_id: int
     public_key: bytes
@@ -45,22 +45,22 @@ class NodeInfo(Protocol):
 
 @dataclass(frozen=True)
 class Roster:
-    """The nodes that are there now.
+    """The nodes that are connected now.
 
     Attributes
     ----------
     node_ids
         Client id -> Flower's id of its node.
     refused
-        Client id -> why no node speaks for it.
+        Client id -> why no node is accepted for it.
     sessions
-        Node id -> since when it has been connected without a break.
+        Node id -> the time since which it has been connected without a break.
     partitions
         Node id -> its partition, in a simulation.
     names
-        Client id -> what its node was called when it was registered, if anything. For people
-        only. One that could be taken for somebody else is left out: a name that several nodes
-        have, that looks like a client id, or that cannot be printed.
+        Client id -> the name under which its node was registered, if any. For people only. A
+        name that could be mistaken is left out: one that several nodes have, that looks like a
+        client id, or that cannot be printed.
     """
 
     node_ids: dict[str, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Roster:
 
 @lru_cache(maxsize=100_000)  # the same keys are asked about in every round
 def client_id_of_key(public_key: bytes) -> str:
-    """Give the client id of the SuperNode with this public key, in PEM or as OpenSSH writes it.
+    """Return the client id of the SuperNode with this public key, in PEM or as OpenSSH writes it.
 
     It is the beginning of the SHA-256 of the key in DER, as also
     ``openssl pkey -pubin -in KEY.pem -outform DER | sha256sum`` prints it.
@@ -96,14 +96,14 @@ def client_id_of_key(public_key: bytes) -> str:
 def identify(nodes: Iterable[NodeInfo], before: Roster | None = None) -> Roster:
     """Find out which clients the nodes are.
 
-    Two nodes with one key, or one node with two keys, are nobody: neither is asked.
+    Two nodes with one key, or one node with two keys, are refused: none of them is asked.
 
     Parameters
     ----------
     nodes
-        Those that are there now.
+        The nodes that are connected now.
     before
-        What was found out at the last look.
+        The roster of the last look.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def identify(nodes: Iterable[NodeInfo], before: Roster | None = None) -> Roster:
     with_key = [node for node in listed if _has_key(node)]
     partitions = dict(before.partitions) if before is not None else {}
     named = list(_without_keys([n for n in listed if not _has_key(n)], partitions).items())
-    claims: dict[str, set[int]] = defaultdict(set)  # client id -> nodes that say they are it
+    claims: dict[str, set[int]] = defaultdict(set)  # client id -> nodes that claim it
     claimed_by: dict[int, set[str]] = defaultdict(set)
     node_ids: dict[str, int] = {}
     refused: dict[str, str] = {}
@@ -148,7 +148,7 @@ def identify(nodes: Iterable[NodeInfo], before: Roster | None = None) -> Roster:
 
 
 def _names(given: dict[str, str]) -> dict[str, str]:
-    """Keep the names that can be printed and that cannot be taken for another client."""
+    """Keep the names that can be printed and that cannot be mistaken for another client."""
     count = Counter(name.strip().casefold() for name in given.values())
     return {
         client_id: name
@@ -168,8 +168,8 @@ def _without_keys(nodes: list[NodeInfo], partitions: dict[int, int]) -> dict[str
     """Name nodes without keys by their partition, or else by Flower's own id.
 
     The simulation engine registers its nodes in the order of their partitions, and gives them
-    random ids anew in every run. What is found out is added to the partitions, by node id, so
-    that nobody moves up when a node is gone.
+    new random ids in every run. The partitions are added to ``partitions``, by node id, so that no
+    node moves up when another one is gone.
     """
     times = {node.registered_at for node in nodes}
     are_simulated = all(len(node.public_key) == SIMULATED_KEY_BYTES for node in nodes)

@@ -11,22 +11,23 @@ from numpy.typing import NDArray
 
 from fedbranch.core.exact_sum.raw_updates import Differences
 from fedbranch.flower.arrays import NUMPY_FORMAT, Layout, NamedArrays, usual_header
-from fedbranch.flower.replies import why_unreadable
+from fedbranch.flower.reply_content import why_unreadable
 
-__all__ = ["Read", "Steps"]
+__all__ = ["UpdateReader", "UpdateRows"]
 
-WORTH_COMPILING = 2**12  # parameters; with fewer, loading machine code would take longer
+# With fewer parameters, loading machine code would take longer than it saves.
+MOST_PARAMS_WITHOUT_MACHINE_CODE = 2**12 - 1
 
 
-class Read(NamedTuple):
-    """Replies that could be read, one row each.
+class UpdateRows(NamedTuple):
+    """The updates in replies that could be read, one row each.
 
     Attributes
     ----------
     places
-        Which of the replies they are.
+        The replies' places among those that were to be read.
     params
-        Shape (num_rows, num_params): the updates, or where their numbers lie.
+        Shape (num_rows, num_params): the updates, or the memory in which their numbers are.
     buffers
         Shape (num_rows, num_buffers).
     """
@@ -36,38 +37,45 @@ class Read(NamedTuple):
     buffers: NDArray[np.float32]
 
 
-class _Usual(NamedTuple):
-    """What the bytes of the parameters are like, array by array, if nothing is unusual."""
+class _UsualBytes(NamedTuple):
+    """The bytes of the parameters as Flower serialises them, array by array."""
 
     names: list[str]
     headers: list[bytes]
     num_bytes: list[int]
 
 
-class Steps:
-    """Reads the replies to one message.
+class UpdateReader:
+    """Reads the updates in replies to one model.
 
     Where Numba is installed and parameters are float32, as nearly always, replies that came as
-    Flower serialises them are left where they are, and machine code goes over them there. All
-    others are read by :meth:`fedbranch.flower.arrays.Layout.write_update`, which gives the same
-    bits.
+    Flower serialises them are not copied: machine code computes with their bytes. All others are
+    read by :meth:`fedbranch.flower.arrays.Layout.write_update`. The bits are the same.
 
     Parameters
     ----------
     layout
-        Of the model.
+        The layout of the model.
     sent
         The model in the message.
+    most_params_without_machine_code
+        Models with at most this number of parameters are read by NumPy.
     """
 
-    def __init__(self, layout: Layout, sent: NamedArrays) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        sent: NamedArrays,
+        *,
+        most_params_without_machine_code: int = MOST_PARAMS_WITHOUT_MACHINE_CODE,
+    ) -> None:
         self._layout = layout
         self._sent = sent
         params = [place.name for place in layout.places if not place.is_buffer]
         self._buffer_places = [place for place in layout.places if place.is_buffer]
-        self._usual: _Usual | None = None
+        self._usual: _UsualBytes | None = None
         if (
-            layout.num_params >= WORTH_COMPILING
+            layout.num_params > most_params_without_machine_code
             and all(sent[name].dtype == np.float32 for name in params)
             and Differences.can_be_read()
         ):
@@ -79,9 +87,9 @@ class Steps:
                 offset + sent[name].nbytes
                 for name, offset in zip(params, self._offsets, strict=True)
             ]
-            self._usual = _Usual(params, headers, num_bytes)
+            self._usual = _UsualBytes(params, headers, num_bytes)
 
-    def read(self, replies: Sequence[ArrayRecord]) -> tuple[list[Read], dict[int, str]]:
+    def read(self, replies: Sequence[ArrayRecord]) -> tuple[list[UpdateRows], dict[int, str]]:
         """Read the updates.
 
         Parameters
@@ -92,8 +100,8 @@ class Steps:
         Returns
         -------
         tuple
-            Those that could be read, in at most two parts, and place -> why it cannot be read
-            of the others.
+            The rows of those that could be read, in at most two parts; and for the others place
+            -> why it cannot be read.
         """
         usual: list[int] = []
         pieces: list[bytes] = []
@@ -124,21 +132,21 @@ class Steps:
         parts = []
         if usual:
             differences = Differences(pieces, self._offsets, self._lengths, self._before)
-            parts.append(Read(usual, differences, buffers[usual]))
+            parts.append(UpdateRows(usual, differences, buffers[usual]))
         if unusual:
-            parts.append(Read(unusual, params[unusual], buffers[unusual]))
+            parts.append(UpdateRows(unusual, params[unusual], buffers[unusual]))
         return parts, problems
 
     def _usual_pieces(self, there: Mapping[str, Array]) -> list[bytes] | None:
-        """Give the bytes of all parameters, if these are as Flower serialises them."""
+        """Return the bytes of all parameters; None if Flower would serialise them otherwise."""
         usual = self._usual
         if usual is None:
             return None
         arrays = [there[name] for name in usual.names]
         pieces = [array.data for array in arrays]
-        # All of them at once: there may be many arrays, and a thousand replies.
+        # All arrays at once: there may be many, in a thousand replies.
         is_usual = (
-            set(map(type, pieces)) == {bytes}  # nothing else has an address that stays
+            set(map(type, pieces)) == {bytes}  # the bytes of no other type stay at their address
             and list(map(len, pieces)) == usual.num_bytes
             and all(map(bytes.startswith, pieces, usual.headers))
             and {array.stype for array in arrays} == {NUMPY_FORMAT}

@@ -1,4 +1,4 @@
-"""What a clustered federation comes to."""
+"""The result of a clustered federation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ClusteredResult(Result):
     Attributes
     ----------
     arrays
-        The model at the tree's root: as long as nothing has split the one model, later what
-        plain federated learning had come to.
+        The model at the tree's root. Before the first split it is the one model; later it is the
+        model of plain federated learning at the moment of the split.
     tree
         The parameter tree.
     node_ids
-        Client id -> Flower's id of the node that last spoke for it.
+        Client id -> Flower's id of its node, when it was last connected.
     names
-        Client id -> what its node was called when it was registered, if anything.
+        Client id -> the name under which its node was registered, if any.
     history
         Every round: decisions with their reasons, refusals, evaluations.
     """
@@ -47,16 +47,16 @@ class ClusteredResult(Result):
 
     @property
     def assignments(self) -> dict[str, int]:
-        """Client id -> its position in the tree: a leaf, or where it waits to be routed on."""
+        """Client id -> its position in the tree: a leaf, or a node from which it is routed on."""
         return {client_id: self.tree.position(client_id) for client_id in self.tree.client_ids}
 
     def arrays_at(self, position: int) -> ArrayRecord:
-        """Give the model at a position in the tree."""
+        """Return the model at a position in the tree."""
         at = self.tree[position]
         return self.layout.record(self.layout.arrays_at(at.params, at.buffers))
 
     def arrays_of(self, client_id: str) -> ArrayRecord:
-        """Give a client's model."""
+        """Return a client's model."""
         if client_id not in self.tree:
             there = [
                 f"{i} ({self.names[i]})" if i in self.names else i for i in self.tree.client_ids
@@ -68,7 +68,7 @@ class ClusteredResult(Result):
         return "\n".join(["Clusters:", *(f"\t{line}" for line in self.lines()), super().__repr__()])
 
     def lines(self) -> list[str]:
-        """Say in a line for each cluster who is there."""
+        """Describe every cluster in a line: its leaf and its clients."""
         return [
             f"leaf {leaf}: {len(client_ids)} clients: "
             + ", ".join(sorted(self.names.get(client_id, client_id) for client_id in client_ids))

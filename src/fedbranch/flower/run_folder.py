@@ -28,20 +28,20 @@ def open_run(path: Path, about: JSON, layout: Layout, *, resume: bool) -> tuple[
     path
         The folder.
     about
-        What must be the same as it was, but for the number of rounds.
+        The settings that must be the same as before, except the number of rounds.
     layout
-        Of the initial model given now. A run that goes on keeps the one that it began with:
-        a server app that starts again may draw other initial numbers.
+        The layout with the initial model given now. A run that goes on keeps the one that it
+        began with: a server app that starts again may draw other initial numbers.
 
     Returns
     -------
     tuple
-        The folder and the layout with the initial model that holds.
+        The folder, and the layout with the initial model of the run.
 
     Raises
     ------
     UnusableRun
-        If the run in the folder is another one.
+        If the folder has a run with other settings.
     DamagedFile
         If something that the run needs is missing or was changed.
     """
@@ -75,7 +75,7 @@ def _initial(folder: RunFolder, layout: Layout, about: JSON) -> Layout:
 
 
 def metrics_to_json(metrics: MetricRecord) -> MetricsJSON:
-    """Give metrics as JSON can say them: None for what is not finite."""
+    """Convert metrics to what JSON can express: None for numbers that are not finite."""
 
     def shown(value: float) -> float | None:
         return value if math.isfinite(value) else None
@@ -87,7 +87,7 @@ def metrics_to_json(metrics: MetricRecord) -> MetricsJSON:
 
 
 def metrics_from_json(metrics: MetricsJSON) -> MetricRecord:
-    """Give metrics as Flower has them: NaN for None."""
+    """Convert metrics to Flower's: NaN for None."""
 
     def number(value: float | None) -> float:
         return math.nan if value is None else value

@@ -1,4 +1,4 @@
-"""The strategy: Flower's round, with a model for every cluster.
+"""The strategy in place of ``FedAvg``: Flower's round, with a model for every cluster.
 
 It translates between Flower's messages and :class:`fedbranch.Server`, which decides.
 """
@@ -7,62 +7,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Unpack
+from typing import TypeAlias, Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedbranch.errors import FederationStalled
 from fedbranch.flower.arrays import Layout
-from fedbranch.flower.exchange import exchange
-from fedbranch.flower.federation import Answer, Asked, Federation, Keys
-from fedbranch.flower.logs import log, log_record, log_result, shown
-from fedbranch.flower.replies import merged, weighted_mean_of_metrics
+from fedbranch.flower.federation import Keys
+from fedbranch.flower.logs import log, log_result, shown
+from fedbranch.flower.metrics import (
+    MetricsAggregation,
+    aggregate_by_leaf,
+    mean_over_leaves,
+    weighted_mean_of_metrics,
+)
+from fedbranch.flower.reply_content import Answer
 from fedbranch.flower.result import ClusteredResult
-from fedbranch.flower.run_folder import metrics_from_json, metrics_to_json, open_run
-from fedbranch.flower.trials import Trials
-from fedbranch.protocol.plain_text import one_line
-from fedbranch.runs import Evaluation, Round, RunFolder, mean_by_metric
+from fedbranch.flower.round import RunningFederation
 from fedbranch.server.options import OptionKeywords, ServerOptions, options_from
-from fedbranch.server.records import RoundRecord
-from fedbranch.server.server import Server
 from fedbranch.training.client_sampling import draw_clients
 from fedbranch.training.seeds import stream_seed
-from fedbranch.types import JSON
 
 __all__ = ["ClusteredStrategy"]
 
-# A round in which nobody is left to ask would otherwise be over at once.
-SECONDS_TO_WAIT_FOR_OTHERS = 60.0
-
-MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
-
-
-@dataclass
-class _Running:
-    """A federation between its start and its end."""
-
-    federation: Federation
-    result: ClusteredResult
-    folder: RunFolder | None
-    trials: Trials  # of this round
-    asked: list[Asked] = field(default_factory=list)
-    late: list[Asked] = field(default_factory=list)  # asked to train in earlier rounds
-    record: RoundRecord | None = None  # of the round that is under way
-    without: dict[str, str] = field(default_factory=dict)  # client id -> why no evaluation
-    has_asked_for_loss_key: bool = False
-    has_new_names: bool = True  # nobody has compared them with the file
-    evaluation: Evaluation = field(default_factory=dict)
-
-    @property
-    def server(self) -> Server:
-        return self.federation.server
+EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class ClusteredStrategy(Strategy):
@@ -76,42 +49,50 @@ class ClusteredStrategy(Strategy):
     fraction_train, fraction_evaluate
         The share of the connected nodes that is asked in a round.
     min_train_nodes, min_evaluate_nodes
-        How many are asked at least.
+        The least number of nodes that is asked in a round.
     min_available_nodes
-        How many must be connected for a round to begin.
+        The least number of connected nodes with which a round begins.
     weighted_by_key
-        Where a client's reply says its number of examples.
+        The metric of a reply that is its number of examples.
     arrayrecord_key, configrecord_key
-        Where in a message the model and the configuration are.
+        The names of the model and of the configuration in a message.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         Map the replies' records, without arrays, and the weight's key to one record. By
         default the weighted mean of every metric. Called for all clients together and for
         each cluster.
     options
-        How the server averages, compares, guards and keeps updates; see
-        :class:`fedbranch.ServerOptions`. Clients are also asked to evaluate models that the rule
-        considers, unless ``fraction_evaluate`` is 0. With ``keep_updates=False`` a few threads
-        add replies up as they come.
+        All options of the server as one object, a :class:`fedbranch.ServerOptions`.
     loss_key
-        Which metric of an evaluation is the loss; lower is better. By default the one that is
-        called so, such as ``loss``, ``eval_loss`` or ``test-loss``.
+        The metric of an evaluation that is the loss; lower is better. By default it is found by
+        its name, such as ``loss``, ``eval_loss`` or ``test-loss``.
     half_updates
-        Ask client apps for half updates; see :mod:`fedbranch.flower.half_updates`. For apps that know
-        of them: others get an entry in their configuration that they do not expect.
+        Ask client apps for half updates; see :mod:`fedbranch.flower.half_updates`. Apps that do
+        not know of them find an entry in their configuration that they do not expect.
     seed
         Which nodes are drawn follows from it and the round.
     buffers
         Names of the arrays that are averaged but never compared. By default whole numbers
         and what PyTorch's normalisation layers keep beside their parameters.
     checkpoint_dir
-        The run folder, where the whole state is after every round. It is on the machine on
-        which the server app runs; better give an absolute path.
+        The run folder; after every round it holds the whole state. It is on the machine on which
+        the server app runs, so an absolute path is best.
     resume
         Go on with the run in the folder, if there is one. Its initial model is the one that
         it began with.
     **keywords
-        The fields of :class:`fedbranch.ServerOptions`, such as ``rule``, ``guard`` or ``sketch``,
-        in place of those of ``options``.
+        The server's options one by one, in place of those in ``options``:
+
+        - ``rule``: decides when clusters split; by default :class:`fedbranch.AutoRule`. Clients
+          are also asked to evaluate models that it considers, unless ``fraction_evaluate`` is 0.
+        - ``weighting``: ``"examples"`` or ``"equal"``.
+        - ``aggregate``: makes one update of many, such as :func:`fedbranch.core.robust.median`;
+          by default the weighted mean.
+        - ``max_examples``: a reply that claims more is refused.
+        - ``guard``: a :class:`fedbranch.Guard` against hostile clients, or None.
+        - ``cache``: how updates are kept for newcomers, such as :class:`fedbranch.OnDisk`.
+        - ``sketch``: compare sketches of this size instead of whole updates.
+        - ``keep_updates``: False, with sketches: a few threads add replies up as they come, and
+          none is kept.
 
     Examples
     --------
@@ -163,7 +144,7 @@ class ClusteredStrategy(Strategy):
             None if checkpoint_dir is None else Path(checkpoint_dir).expanduser().absolute()
         )
         self.resume = resume
-        self._running: _Running | None = None
+        self._running: RunningFederation | None = None
         for name in ("fraction_train", "fraction_evaluate"):
             value = getattr(self, name)
             is_number = isinstance(value, Real)  # NaN of a Decimal cannot even be compared
@@ -175,7 +156,7 @@ class ClusteredStrategy(Strategy):
             if not is_number or not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; it must be at least 0")
         if resume and checkpoint_dir is None:
-            raise ValueError("resume=True without a checkpoint_dir; say where the run is")
+            raise ValueError("resume=True without a checkpoint_dir; name the folder of the run")
 
     def summary(self) -> None:
         """Log the settings."""
@@ -213,7 +194,7 @@ class ClusteredStrategy(Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> ClusteredResult:
         """Run the federation.
 
@@ -222,13 +203,13 @@ class ClusteredStrategy(Strategy):
         grid
             Flower's way to the nodes.
         initial_arrays
-            The initial model, or what :func:`fedbranch.flower.hidden_arrays` gives if the
+            The initial model, or the arrays of :func:`fedbranch.flower.hidden_arrays` if the
             server is not to know it.
         num_rounds
-            Up to which round.
+            The number of the last round.
         timeout
-            Seconds that a round waits for training, and again for evaluation. Whoever takes
-            longer is left out of that round.
+            Seconds that a round waits for training, and again for evaluation. A client that
+            takes longer is left out of that round.
         train_config, evaluate_config
             Sent to the client apps, with ``server-round``.
         evaluate_fn
@@ -247,7 +228,8 @@ class ClusteredStrategy(Strategy):
         """
         if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
-        if evaluate_fn is not None and Layout.of(initial_arrays, self.buffers).is_hidden:
+        layout = Layout.of(initial_arrays, self.buffers)
+        if evaluate_fn is not None and layout.is_hidden:
             raise ValueError(
                 "evaluate_fn is given, but the arrays are hidden: the server has no model that it "
                 "could evaluate. Leave it out; the clients' own evaluations are in the result"
@@ -255,7 +237,21 @@ class ClusteredStrategy(Strategy):
         log.info("Starting %s:", type(self).__name__)
         self.summary()
         began = time.monotonic()
-        running = self._running = self._begin(initial_arrays, num_rounds, timeout)
+        running = self._running = RunningFederation.begin(
+            layout,
+            self.options,
+            Keys(
+                weight=self.weighted_by_key,
+                arrays=self.arrayrecord_key,
+                config=self.configrecord_key,
+            ),
+            num_rounds=num_rounds,
+            timeout_s=timeout,
+            seed=self.seed,
+            loss_key=self.loss_key,
+            checkpoint_dir=self.checkpoint_dir,
+            resume=self.resume,
+        )
         try:
             if running.server.round:
                 log.info("Going on after round %d", running.server.round)
@@ -272,10 +268,9 @@ class ClusteredStrategy(Strategy):
                     ConfigRecord() if evaluate_config is None else evaluate_config,
                     evaluate_fn,
                 )
-            self._finish()
+            running.finish()
         finally:
-            if running.folder is not None:
-                running.folder.close()
+            running.close()
         log.info("Finished in %.1f s", time.monotonic() - began)
         log_result(running.result)
         return running.result
@@ -286,24 +281,21 @@ class ClusteredStrategy(Strategy):
         grid: Grid,
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        evaluate_fn: EvaluateFn | None,
     ) -> None:
-        """Train, evaluate, and write down what came of it."""
+        """Train, evaluate, and write the round into the history."""
         running = self._started()
         result, root = running.result, running.server.tree.root
-        tasks = list(self.configure_train(number, result.arrays, train_config, grid))
-        kept = {message.metadata.dst_node_id for message in tasks}
-        spared = {one.node_id for one in running.asked} - kept  # a subclass's wish
-        trials = running.trials.messages(number, evaluate_config, spared=spared)
-        replies = self._exchange(grid, tasks, late=running.late, trials=trials)
-        _, metrics = self.aggregate_train(number, running.trials.without(replies))
-        result.arrays = result.arrays_at(root.id)  # what the server has is what counts
+        messages = self.configure_train(number, result.arrays, train_config, grid)
+        replies = running.exchange_training(grid, messages, number, evaluate_config)
+        _, metrics = self.aggregate_train(number, replies)
+        result.arrays = result.arrays_at(root.id)  # the server's model, whatever a subclass returns
         if metrics is not None:
             log.info("\ttrain: %s", shown(metrics))
             result.train_metrics_clientapp[number] = metrics
 
         messages = self.configure_evaluate(number, result.arrays, evaluate_config, grid)
-        metrics = self.aggregate_evaluate(number, self._exchange(grid, messages))
+        metrics = self.aggregate_evaluate(number, running.exchange(grid, messages))
         if metrics is not None:
             log.info("\tevaluate: %s", shown(metrics))
             result.evaluate_metrics_clientapp[number] = metrics
@@ -311,81 +303,9 @@ class ClusteredStrategy(Strategy):
         if metrics is not None:
             log.info("\tserver: %s", shown(metrics))
             result.evaluate_metrics_serverapp[number] = metrics
-        self._close_round(number)
+        running.close_round(number)
 
-    def _begin(self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float) -> _Running:
-        """Set up the server, or load it with everything that was before."""
-        layout = Layout.of(initial_arrays, self.buffers)
-        server = Server(
-            layout.num_params,
-            num_buffers=layout.num_buffers,
-            options=self.options,
-        )
-        folder = None
-        history: list[Round] = []
-        names: dict[str, str] = {}
-        if self.checkpoint_dir is not None:
-            about: JSON = {
-                "driver": "flower",
-                "method": "cfl",
-                "rounds": num_rounds,
-                "seed": self.seed,
-                **server.options.describe(),
-                "model": layout.describe(),
-                "clients": [],  # nobody knows them before they come
-            }
-            folder, layout = open_run(self.checkpoint_dir, about, layout, resume=self.resume)
-            try:
-                if folder.has_state:
-                    server = Server.load(
-                        folder.path / "state",
-                        rule=self.options.rule,
-                        aggregate=self.options.aggregate,
-                        cache=self.options.cache,
-                    )
-                folder.set_rounds(max(num_rounds, server.round), num_done=server.round)
-                folder.truncate_history(server.round)
-                history, names = folder.history(), folder.names
-            except Exception:
-                folder.close()
-                raise
-        result = ClusteredResult(tree=server.tree, layout=layout, history=history, names=names)
-        result.arrays = result.arrays_at(server.tree.root.id)
-        for entry in history:
-            for stage, by_round in _by_stage(result).items():
-                if stage in entry.aggregated:
-                    by_round[entry.record.round] = metrics_from_json(entry.aggregated[stage])
-        keys = Keys(
-            weight=self.weighted_by_key, arrays=self.arrayrecord_key, config=self.configrecord_key
-        )
-        federation = Federation(server, layout, keys, timeout)
-        return _Running(federation, result, folder, Trials(federation))
-
-    def _exchange(
-        self,
-        grid: Grid,
-        messages: Iterable[Message],
-        late: Iterable[Asked] = (),
-        trials: Iterable[Message] = (),
-    ) -> Iterable[Message]:
-        """Send what a step configured, and trials beside it; give the replies."""
-        running = self._started()
-        # A subclass may have dropped messages, or have put others in their place.
-        by_node = {message.metadata.dst_node_id: message for message in messages}
-        running.asked = [
-            replace(one, message=by_node[one.node_id])
-            for one in running.asked
-            if one.node_id in by_node
-        ]
-        return exchange(
-            grid,
-            [*(one.message for one in running.asked), *trials],
-            running.federation.timeout_s,
-            still_there=lambda: running.federation.still_there(grid),
-            late=[one.message for one in late],
-        )
-
-    def _started(self) -> _Running:
+    def _started(self) -> RunningFederation:
         if self._running is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not been started: call its own start(). The round of "
@@ -404,43 +324,25 @@ class ClusteredStrategy(Strategy):
     ) -> Iterable[Message]:
         """Ask nodes to train, each the model of its position."""
         running = self._started()
-        running.asked, running.trials = [], Trials(running.federation)
+        running.forget_messages()
         if self.fraction_train > 0:
-            server = running.server
             present, num_asked = self._present(grid, self.fraction_train, self.min_train_nodes)
-            seed = stream_seed(self.seed, server_round)
-            awaited = server.awaited(present)
-            drawn = draw_clients(present, num_asked, seed, first=awaited)
-            tasks = server.plan(drawn)
-            running.trials = self._trials(drawn)
-            still_awaited = server.awaited()
-            if not tasks and not running.trials.models and still_awaited:
-                # A standing cluster has heard all that are there. Others may be on their way.
-                limit_s = min(running.federation.timeout_s, SECONDS_TO_WAIT_FOR_OTHERS)
-                late_comers = running.federation.wait_for_any(grid, still_awaited, limit_s)
-                tasks = server.plan(late_comers)
-                running.trials = self._trials(late_comers)
-            # Twice the time: a late reply is of use if its cluster stands still meanwhile.
-            ttl_s = 2 * running.federation.timeout_s
-            halves = {
-                task.node_id: task.halves for task in tasks.values() if task.halves is not None
-            }
-            running.asked = running.federation.ask(
-                tasks,
+            drawn = draw_clients(
+                present,
+                num_asked,
+                stream_seed(self.seed, server_round),
+                first=running.server.awaited(present),
+            )
+            running.ask_to_train(
+                grid,
+                drawn,
                 server_round,
                 config,
-                message_type=MessageType.TRAIN,
-                ttl_s=ttl_s,
-                halves=halves if self.half_updates else None,
+                with_trials=self.fraction_evaluate > 0,
+                with_halves=self.half_updates,
             )
-            log.info("\ttrain: %d of %d nodes are asked", len(tasks), len(present))
+            log.info("\ttrain: %d of %d nodes are asked", len(running.asked), len(present))
         return [one.message for one in running.asked]
-
-    def _trials(self, client_ids: Iterable[str]) -> Trials:
-        """Find out whose losses the server wants to know, if clients evaluate at all."""
-        running = self._started()
-        models = running.server.trials(client_ids) if self.fraction_evaluate > 0 else {}
-        return Trials(running.federation, models, self.loss_key)
 
     def aggregate_train(
         self,
@@ -455,45 +357,9 @@ class ClusteredStrategy(Strategy):
             The model at the root, and the clients' metrics: of all, and of each cluster.
         """
         running = self._started()
-        asked = [*running.late, *running.asked]
-        federation = running.federation
-        receive = (
-            federation.receive_updates
-            if running.server.options.keep_updates
-            else federation.fold_updates
-        )
-        received, updates = receive(asked, replies)
-        losses = running.trials.losses
-        self._log_losses(len(losses))
-        record = running.record = running.server.step(updates, losses=losses)
-        running.late = [one for one in received.unanswered if self._may_be_used(one)]
-        log_record(record)
-        used = [received.answers[client_id] for client_id in record.metrics]
-        return (
-            running.result.arrays_at(running.server.tree.root.id),
-            self._aggregated(used, self.train_metrics_aggr_fn),
-        )
-
-    def _log_losses(self, num_complete: int) -> None:
-        running = self._started()
-        trials = running.trials
-        if trials.models:
-            num_asked = len(trials.models)
-            log.info("\ttrials: %d of %d nodes sent their losses", num_complete, num_asked)
-        if trials.unclear is not None and not running.has_asked_for_loss_key:
-            running.has_asked_for_loss_key = True
-            log.warning(
-                "\tan evaluation has no clear loss: its metrics are %s; name one with loss_key=... "
-                "(%r now), or the rule decides without losses",
-                trials.unclear[:10],
-                self.loss_key,
-            )
-
-    def _may_be_used(self, late: Asked) -> bool:
-        """Whether an answer would be of use, or at least worth to be refused with a reason."""
-        server = self._started().server
-        position = server.tree[server.tree.position(late.client_id)]
-        return late.base == position.base or late.round > server.round - 2
+        used = running.take_updates(replies)
+        root = running.server.tree.root
+        return running.result.arrays_at(root.id), self._aggregated(used, self.train_metrics_aggr_fn)
 
     def configure_evaluate(
         self,
@@ -510,16 +376,11 @@ class ClusteredStrategy(Strategy):
                 present, num_asked = self._present(
                     grid, self.fraction_evaluate, self.min_evaluate_nodes
                 )
-            except FederationStalled as error:  # what was trained in this round is not to be lost
+            except FederationStalled as error:  # the training of this round is not to be lost
                 log.warning("\tnot evaluated: %s", error)
                 return []
-            running.asked = running.federation.ask(
-                draw_clients(present, num_asked, stream_seed(self.seed, server_round, "evaluate")),
-                server_round,
-                config,
-                message_type=MessageType.EVALUATE,
-                ttl_s=running.federation.timeout_s,
-            )
+            seed = stream_seed(self.seed, server_round, "evaluate")
+            running.ask_to_evaluate(draw_clients(present, num_asked, seed), server_round, config)
         return [one.message for one in running.asked]
 
     def aggregate_evaluate(
@@ -528,115 +389,28 @@ class ClusteredStrategy(Strategy):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Average the clients' metrics: over all, and over each cluster."""
-        running = self._started()
-        received = running.federation.receive_metrics(running.asked, replies)
-        for client_id, reason in received.refused.items():
-            log.warning("\tevaluate: without %s: %s", client_id, reason)
-            running.without[client_id] = one_line(f"evaluation: {reason}")
-        if running.asked:
-            num_answers = len(received.answers)
-            log.info("\tevaluate: %d of %d nodes answered", num_answers, len(running.asked))
-        answers = dict(sorted(received.answers.items()))
-        running.evaluation = {i: answer.reported.finite_scalars for i, answer in answers.items()}
-        return self._aggregated(list(answers.values()), self.evaluate_metrics_aggr_fn)
+        answers = self._started().take_evaluations(replies)
+        return self._aggregated(answers, self.evaluate_metrics_aggr_fn)
 
     def _present(self, grid: Grid, fraction: float, at_least: int) -> tuple[list[str], int]:
-        """Wait until there are enough nodes; give their clients, and how many to ask."""
-        running = self._started()
-        server, federation = running.server, running.federation
-        present = federation.gather(grid, max(self.min_available_nodes, at_least, 1))
-        server.join(server.tree.positions.missing(present))
-        server.mark_present(present)
-        running.result.node_ids.update(federation.roster.node_ids)
-        names = running.result.names
-        new = {i: name for i, name in federation.roster.names.items() if names.get(i) != name}
-        names.update(new)
-        running.has_new_names |= bool(new)
+        """Wait for enough nodes; return their clients, and the number of clients to ask."""
+        num_needed = max(self.min_available_nodes, at_least, 1)
+        present = self._started().present(grid, num_needed)
         return present, max(int(len(present) * fraction), at_least)
 
     def _aggregated(
         self, answers: list[Answer], aggregation: MetricsAggregation
     ) -> MetricRecord | None:
         """Aggregate metrics over all clients and, beside that, over each leaf."""
-        if not answers:
-            return None
-        at_leaves: dict[int, list[RecordDict]] = defaultdict(list)
-        for answer in answers:
-            if answer.asked.is_at_leaf:
-                at_leaves[answer.asked.position].append(answer.reported.content)
-        overall = aggregation([one.reported.content for one in answers], self.weighted_by_key)
-        return merged(
-            overall,
-            {
-                leaf: aggregation(contents, self.weighted_by_key)
-                for leaf, contents in sorted(at_leaves.items())
-            },
-        )
+        contents = [(answer.leaf, answer.reported.content) for answer in answers]
+        return aggregate_by_leaf(contents, aggregation, self.weighted_by_key)
 
-    def _evaluate_leaves(
-        self, server_round: int, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
-    ) -> MetricRecord | None:
-        """Evaluate every leaf here; the mean counts leaves by their clients."""
+    def _evaluate_leaves(self, server_round: int, evaluate_fn: EvaluateFn) -> MetricRecord | None:
+        """Evaluate the model of every leaf in this process."""
         running = self._started()
-        measured = {}
-        for leaf in running.server.tree.leaves:
+        tree, measured = running.server.tree, {}
+        for leaf in tree.leaves:
             metrics = evaluate_fn(server_round, running.result.arrays_at(leaf.id))
             if metrics is not None:
                 measured[leaf.id] = metrics
-        if not measured:
-            return None
-        contents = [
-            RecordDict(
-                {
-                    "metrics": metrics,
-                    "weight": MetricRecord({"": max(1, running.server.tree.num_members(leaf))}),
-                }
-            )
-            for leaf, metrics in measured.items()
-        ]
-        return merged(weighted_mean_of_metrics(contents, ""), measured)
-
-    def _close_round(self, server_round: int) -> None:
-        """Write the round into the history, and the state to the run folder."""
-        running = self._started()
-        assert running.record is not None
-        refused = running.without | running.trials.refused | dict(running.record.refused)
-        entry = Round(
-            record=replace(running.record, refused=dict(sorted(refused.items()))),
-            evaluation=running.evaluation,
-            aggregated={
-                stage: metrics_to_json(by_round[server_round])
-                for stage, by_round in _by_stage(running.result).items()
-                if server_round in by_round
-            },
-        )
-        running.result.history.append(entry)
-        if running.folder is not None:
-            if running.has_new_names:
-                running.folder.save_names(running.result.names)
-                running.has_new_names = False
-            running.folder.append(entry)
-            running.folder.save_server(running.server)
-        running.record, running.evaluation, running.without = None, {}, {}
-
-    def _finish(self) -> None:
-        """Mark the run folder as complete."""
-        running = self._started()
-        if running.folder is not None:
-            evaluation = running.folder.final_evaluation()
-            running.folder.finish(
-                {
-                    "rounds": running.server.round,
-                    "clusters": {str(leaf): ids for leaf, ids in running.server.clusters.items()},
-                    "mean": mean_by_metric(evaluation, list(evaluation)),
-                }
-            )
-
-
-def _by_stage(result: ClusteredResult) -> dict[str, dict[int, MetricRecord]]:
-    """Name the metrics of a result as the history does."""
-    return {
-        "train": result.train_metrics_clientapp,
-        "evaluate": result.evaluate_metrics_clientapp,
-        "server": result.evaluate_metrics_serverapp,
-    }
+        return mean_over_leaves(measured, {leaf: tree.num_members(leaf) for leaf in measured})

@@ -1,161 +1,143 @@
-"""Replies that are folded into the server's sums as they come, while other clients still train.
+"""Replies that go into the server's sums as they come, while other clients still train.
 
-For servers that keep no updates: some replies at a time are read, checked, added up and let go,
-by a few threads.
+For servers that keep no updates. A few threads read, check and add some replies at a time, and
+let them go.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 
 from fedbranch.core.parallel import num_cores
-from fedbranch.flower.read_updates import Steps
-from fedbranch.flower.replies import Reported, arrays_in, why_unreadable
+from fedbranch.flower.asking import Asked
+from fedbranch.flower.federation import Federation
+from fedbranch.flower.read_updates import UpdateReader
+from fedbranch.flower.reply_content import Answer, OpenedReply, open_reply, why_unreadable
 from fedbranch.protocol.tasks import UpdateBatch
 from fedbranch.server.replies.intake import Intake
-from fedbranch.types import Vector
 
-if TYPE_CHECKING:
-    from fedbranch.flower.federation import Asked, Federation
+__all__ = ["SummedReplies"]
 
-__all__ = ["Folding"]
-
-# Many, so that there are few steps of Python for each; but if updates are to be written down,
-# more than two of a thread shall not take more memory than this.
+# Many replies at once need few steps of Python for each of them. But if their updates are written
+# down, two for each thread and no more than these bytes are in memory.
 MOST_REPLIES_AT_ONCE = 32
 MOST_BYTES_AT_ONCE = 2**24
 MOST_THREADS = 4  # more would wait for the interpreter
 BATCHES_AHEAD = 2  # of each thread
+THREAD_NAME = "fedbranch-add"
 
 
-class Folding:
-    """Takes the replies of a round into an intake.
+class SummedReplies:
+    """Offers replies to a server that adds updates up, by a few threads.
 
     Parameters
     ----------
     federation
-        Whose replies they are.
+        The federation.
+    intake
+        Takes the replies.
     num_threads
         By default one for each core, up to four. Their number changes no bit.
 
     Attributes
     ----------
-    intake
-        What :meth:`fedbranch.Server.step` makes the round of, when all are in.
+    answers
+        Client id -> the answer that the intake has taken.
     """
 
-    def __init__(self, federation: Federation, num_threads: int | None = None) -> None:
-        self.intake: Intake = federation.server.intake()
+    def __init__(
+        self, federation: Federation, intake: Intake, num_threads: int | None = None
+    ) -> None:
+        self.answers: dict[str, Answer] = {}
         self._federation = federation
-        if num_threads is None:
-            num_threads = min(MOST_THREADS, num_cores())
-        self._threads = ThreadPoolExecutor(num_threads, "fedbranch-fold")
-        of_an_update = 4 * federation.layout.num_params
-        self._num_at_once = max(2, min(MOST_REPLIES_AT_ONCE, MOST_BYTES_AT_ONCE // of_an_update))
-        self._has_room = threading.Semaphore(BATCHES_AHEAD * num_threads)
-        self._waiting: dict[str, list[tuple[Asked, Message]]] = {}  # base -> replies to it
-        self._steps: dict[str, Steps] = {}
-        self._at_work: list[Future[None]] = []
-        self._reported: dict[str, Reported] = {}
-        self._refused: dict[str, str] = {}
+        self._intake = intake
+        self._num_threads = min(MOST_THREADS, num_cores()) if num_threads is None else num_threads
+        bytes_of_update = 4 * federation.layout.num_params
+        self._num_at_once = max(2, min(MOST_REPLIES_AT_ONCE, MOST_BYTES_AT_ONCE // bytes_of_update))
+        self._readers: dict[str, UpdateReader] = {}  # base -> reads the replies to that model
 
-    def put(self, one: Asked, reply: Message) -> None:
-        """Take a client's reply; returns before it was read, unless many are waiting.
+    def offer(
+        self,
+        asked: Sequence[Asked],  # noqa: ARG002 -- only replies that are kept need rows
+        replies: Iterable[tuple[Asked, Message]],
+    ) -> None:
+        """Offer replies to the intake as they come; return when all of them are in.
 
-        It is the only one of its client that is put here.
+        Parameters
+        ----------
+        asked
+            The messages that they may answer.
+        replies
+            At most one of each client.
         """
-        waiting = self._waiting.setdefault(one.base, [])
-        waiting.append((one, reply))
-        if len(waiting) == self._num_at_once:
-            self._begin(self._waiting.pop(one.base))
+        has_room = threading.Semaphore(BATCHES_AHEAD * self._num_threads)
+        under_way: list[Future[None]] = []
+        waiting: dict[str, list[tuple[Asked, Message]]] = {}  # base -> replies to that model
+        threads = ThreadPoolExecutor(self._num_threads, THREAD_NAME)
 
-    def finish(self) -> tuple[dict[str, Reported], dict[str, str]]:
-        """Wait until all replies are in.
+        def begin(batch: Sequence[tuple[Asked, Message]]) -> None:
+            reader = self._reader(batch[0][0])
+            has_room.acquire()
+            work = threads.submit(self._take_in, batch, reader)
+            work.add_done_callback(lambda _: has_room.release())
+            under_way.append(work)
 
-        Returns
-        -------
-        tuple
-            Client id -> what its reply said, and client id -> why its reply cannot be read.
-        """
         try:
-            for batch in self._waiting.values():
-                self._begin(batch)
-            for work in self._at_work:
+            for one, reply in replies:
+                batch = waiting.setdefault(one.model.base, [])
+                batch.append((one, reply))
+                if len(batch) == self._num_at_once:
+                    begin(waiting.pop(one.model.base))
+            for batch in waiting.values():
+                begin(batch)
+            for work in under_way:
                 work.result()
         finally:
-            self.close()
-        return self._reported, self._refused
+            threads.shutdown(cancel_futures=True)  # after an error, what is not begun is not done
 
-    def close(self) -> None:
-        """Let the threads end; what they have not begun is not done."""
-        self._threads.shutdown(cancel_futures=True)
+    def _reader(self, one: Asked) -> UpdateReader:
+        reader = self._readers.get(one.model.base)
+        if reader is None:
+            reader = UpdateReader(self._federation.layout, one.model.arrays)
+            self._readers[one.model.base] = reader
+        return reader
 
-    def _begin(self, batch: Sequence[tuple[Asked, Message]]) -> None:
-        first, _ = batch[0]
-        steps = self._steps.get(first.base)
-        if steps is None:
-            steps = self._steps[first.base] = Steps(self._federation.layout, first.sent)
-        self._has_room.acquire()
-        self._at_work.append(self._threads.submit(self._fold, batch, steps))
-
-    def _fold(self, batch: Sequence[tuple[Asked, Message]], steps: Steps) -> None:
-        """Read some replies to one message, and take in those that can be read."""
-        federation = self._federation
-        answers: list[_Answer] = []
-        try:
-            for one, reply in batch:
-                try:
-                    reported = federation.reported(reply)
-                    half = federation.half_difference_in(one, reply)
-                    answers.append(
-                        _Answer(one, reported, arrays_in(reply, federation.keys.arrays), half)
-                    )
-                    self._reported[one.client_id] = reported
-                except Exception as error:  # objects from outside may fail in ways of their own
-                    self._refused[one.client_id] = why_unreadable(error)
-            if answers:
-                self._take_in(answers, steps)
-        finally:
-            self._has_room.release()
-
-    def _take_in(self, answers: Sequence[_Answer], steps: Steps) -> None:
-        read, problems = steps.read([one.arrays for one in answers])
-        refused = {answers[place].asked.client_id: why for place, why in problems.items()}
-        self.intake.refuse(refused)
+    def _take_in(self, batch: Sequence[tuple[Asked, Message]], reader: UpdateReader) -> None:
+        """Read some replies to one model; offer those that can be read, refuse the others."""
+        opened: list[OpenedReply] = []
+        refused: dict[str, str] = {}
+        for one, reply in batch:
+            try:
+                opened.append(open_reply(self._federation, one, reply))
+            except Exception as error:  # objects from outside may fail in ways of their own
+                refused[one.client_id] = why_unreadable(error)
+        read, problems = reader.read([one.arrays for one in opened])
+        for place, why in problems.items():
+            refused[opened[place].answer.asked.client_id] = why
+        self._intake.refuse(refused)
         for places, params, buffers in read:
-            some = [answers[place] for place in places]
+            some = [opened[place] for place in places]
+            answers = {each.answer.asked.client_id: each.answer for each in some}
             halves = None
-            if any(one.half_difference is not None for one in some):
+            if any(each.half_difference is not None for each in some):
                 halves = np.zeros(params.shape, np.float32)
-                for row, one in enumerate(some):
-                    if one.half_difference is not None:
-                        halves[row] = one.half_difference
-            self.intake.add_batch(
+                for row, each in enumerate(some):
+                    if each.half_difference is not None:
+                        halves[row] = each.half_difference
+            not_taken = self._intake.add_batch(
                 UpdateBatch(
-                    client_ids=[one.asked.client_id for one in some],
+                    client_ids=list(answers),
                     vectors=params,
                     buffers=buffers,
                     half_differences=halves,
-                    num_examples=[one.reported.num_examples for one in some],
-                    bases=[one.asked.base for one in some],
-                    metrics=[one.reported.scalars for one in some],
+                    num_examples=[answer.reported.num_examples for answer in answers.values()],
+                    bases=[answer.asked.model.base for answer in answers.values()],
+                    metrics=[answer.reported.scalars for answer in answers.values()],
                 )
             )
-        for client_id, why in refused.items():
-            del self._reported[client_id]
-            self._refused[client_id] = why
-
-
-class _Answer(NamedTuple):
-    """A reply of which all is known but whether its numbers can be used."""
-
-    asked: Asked
-    reported: Reported
-    arrays: ArrayRecord
-    half_difference: Vector | None
+            self.answers.update((i, a) for i, a in answers.items() if i not in not_taken)

@@ -1,7 +1,7 @@
 """A Flower grid in memory, for tests of strategies and of client apps.
 
-It runs the client app in this process, message by message, and can do on purpose what a
-network does by accident: nodes that come and go, replies that are late, lost or changed.
+It runs the client app in this process, message by message. It can also do on purpose what a
+network does by accident: nodes come and go, replies are late, lost or changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-# Message() asks Flower for the run that this process belongs to; there is no public way to
-# say that it belongs to none.
+# Message() asks Flower for the run that this process belongs to. No public function declares that
+# it belongs to none.
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = ["FakeGrid", "FakeNode"]
@@ -32,11 +32,11 @@ class FakeNode:
     Attributes
     ----------
     node_id
-        Flower's id of it.
+        Flower's id of the node.
     config
-        What the client app finds in ``context.node_config``.
+        The client app finds it in ``context.node_config``.
     public_key, registered_at, last_activated_at, name
-        Who it is, and since when it has been there; see :mod:`fedbranch.flower.node_ids`.
+        Its identity, and since when it is connected; see :mod:`fedbranch.flower.node_ids`.
     """
 
     node_id: int
@@ -48,7 +48,7 @@ class FakeNode:
 
     @classmethod
     def simulated(cls, partition_id: int, num_partitions: int) -> FakeNode:
-        """Make a node as Flower's simulation engine makes them."""
+        """Make a node like those of Flower's simulation engine."""
         return cls(
             node_id=10_000 + (partition_id * 7919) % 9973,  # in another order than partitions
             config={"partition-id": partition_id, "num-partitions": num_partitions},
@@ -63,11 +63,11 @@ class FakeGrid(Grid):
     Parameters
     ----------
     client_app
-        What every node runs.
+        The app that every node runs.
     nodes
-        Who is there at first.
+        The nodes that are connected at first.
     run_config
-        What the client app finds in ``context.run_config``.
+        The client app finds it in ``context.run_config``.
     on_reply
         Called with a message and the node's reply to it; what it returns is what arrives:
         another reply, several, or none.
@@ -77,7 +77,7 @@ class FakeGrid(Grid):
     sent
         All messages pushed so far.
     errors
-        What the client app raised; the strategy only sees a reply that says so.
+        What the client app raised; the strategy only gets a reply with the error.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class FakeGrid(Grid):
         TaskIdentity.node_id = SERVER_NODE_ID
 
     def connect(self, node: FakeNode) -> None:
-        """Let a node come, or come back."""
+        """Connect a node, for the first time or again."""
         self.nodes[node.node_id] = node
 
     def disconnect(self, node_id: int) -> FakeNode:
-        """Let a node go."""
+        """Disconnect a node, and return it."""
         return self.nodes.pop(node_id)
 
-    # What a grid does
+    # The interface of Flower's grid
 
     def set_run(self, run: object) -> None:
         """Accept any run; there is only one."""
@@ -129,11 +129,11 @@ class FakeGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """Give the ids of the nodes that are there."""
+        """Return the ids of the connected nodes."""
         return list(self.nodes)
 
     def get_nodes(self) -> list[Any]:
-        """Describe the nodes that are there."""
+        """Return the connected nodes."""
         return list(self.nodes.values())
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -175,7 +175,7 @@ class FakeGrid(Grid):
             return Message(Error(code=2, reason=reason), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Give the replies to these messages that have arrived."""
+        """Return the replies to these messages that have arrived."""
         wanted = set(message_ids)
         arrived = [r for r in self._replies if r.metadata.reply_to_message_id in wanted]
         self._replies = [r for r in self._replies if r not in arrived]
@@ -185,7 +185,7 @@ class FakeGrid(Grid):
         self,
         messages: Iterable[Message],
         *,
-        timeout: float | None = None,  # noqa: ARG002 -- nobody is slow here
+        timeout: float | None = None,  # noqa: ARG002 -- every node answers at once
     ) -> list[Message]:
-        """Let the nodes answer messages, and give the replies."""
+        """Let the nodes answer messages, and return the replies."""
         return self.pull_messages(self.push_messages(messages))

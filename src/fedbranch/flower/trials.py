@@ -1,4 +1,4 @@
-"""Trials as Flower messages: client apps evaluate models that are only considered."""
+"""Trials as Flower messages: client apps evaluate models that the server only considers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from fedbranch.flower.asking import write_content
 from fedbranch.flower.federation import Federation
 from fedbranch.flower.half_updates import HALF_KEY, HALVES_KEY
 from fedbranch.flower.logs import log
-from fedbranch.flower.replies import loss_in
+from fedbranch.flower.metrics import loss_in
+from fedbranch.flower.reply_content import read_reported
 from fedbranch.protocol.plain_text import one_line
 from fedbranch.protocol.tasks import Trial
 
@@ -22,7 +24,7 @@ class AskedTrial:
     """A message that asks a client for its loss under one model."""
 
     client_id: str
-    number: int  # which of the client's trials
+    number: int  # of the trial, among those of its client
     message: Message
 
     @property
@@ -38,15 +40,15 @@ class Trials:
     Attributes
     ----------
     federation
-        Whose clients they are.
+        The federation; all these clients are connected.
     models
-        Client id -> the models that it is to measure.
+        Client id -> the models under which it is asked to measure its loss.
     loss_key
-        Which metric of a reply is the loss; None to tell by its name.
+        The metric that is the loss; None: it is found by its name.
     unclear
-        What the metrics of a reply without a clear loss are called; None if all were clear.
+        The names of the metrics in a reply without a clear loss; None if every loss was clear.
     refused
-        Client id -> why a reply of its has no loss.
+        Client id -> why one of its replies has no loss.
     """
 
     federation: Federation
@@ -60,23 +62,17 @@ class Trials:
     def messages(
         self, this_round: int, config: ConfigRecord, *, spared: Collection[int] = ()
     ) -> list[Message]:
-        """Write a message for every trial, but to no node that is to be spared.
+        """Write a message for every trial, except to nodes that are spared.
 
         Messages about one model have the same record, which Flower then stores once.
         """
-        layout, keys = self.federation.layout, self.federation.keys
         records: dict[tuple[int, int, str], RecordDict] = {}
         for client_id, trials in self.models.items():
             for number, trial in enumerate(trials):
-                # All of them live as long as this, so the place in memory tells them apart.
+                # All models live as long as this object, so their addresses tell them apart.
                 model = trial.params.ctypes.data, trial.buffers.ctypes.data, trial.on
                 if model not in records:
-                    arrays = layout.record(layout.arrays_at(trial.params, trial.buffers))
-                    settings = ConfigRecord({**config, "server-round": this_round})
-                    if trial.halves is not None:
-                        settings[HALVES_KEY] = trial.halves
-                        settings[HALF_KEY] = trial.on.removesuffix(" half")
-                    records[model] = RecordDict({keys.arrays: arrays, keys.config: settings})
+                    records[model] = self._content(trial, this_round, config)
                 message = Message(
                     content=records[model],
                     message_type=MessageType.EVALUATE,
@@ -89,8 +85,15 @@ class Trials:
                     self._asked.append(one)
         return [one.message for one in self._asked]
 
+    def _content(self, trial: Trial, this_round: int, config: ConfigRecord) -> RecordDict:
+        arrays = self.federation.layout.arrays_at(trial.params, trial.buffers)
+        more: dict[str, int | str] = {}
+        if trial.halves is not None:
+            more = {HALVES_KEY: trial.halves, HALF_KEY: trial.on.removesuffix(" half")}
+        return write_content(self.federation, arrays, this_round, config, more)
+
     def without(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """Pass on replies to other messages; keep the losses in those to trials."""
+        """Pass on the replies to other messages; keep the losses in the replies to trials."""
         waiting = {one.message.metadata.message_id: one for one in self._asked}
         trial_ids = set(waiting)
         for reply in replies:
@@ -102,11 +105,11 @@ class Trials:
             ):
                 self._keep(waiting.pop(message_id), reply)
             else:
-                log.warning("\tignored a loss that nobody waits for, or of another node")
+                log.warning("\tignored a second loss under one model, or one of another node")
 
     def _keep(self, one: AskedTrial, reply: Message) -> None:
         try:
-            metrics = self.federation.reported(reply).scalars
+            metrics = read_reported(self.federation, reply).scalars
         except Exception as error:  # objects from outside may fail in ways of their own
             self.refused[one.client_id] = one_line(f"no loss: {error}")
             log.warning("\tno loss from %s: %s", one.client_id, one_line(str(error)))
@@ -119,7 +122,7 @@ class Trials:
 
     @property
     def losses(self) -> dict[str, list[float]]:
-        """Client id -> its losses, of clients that have sent them all."""
+        """Client id -> its losses, for the clients that have sent all of theirs."""
         return {
             client_id: [of_client[number] for number in range(len(self.models[client_id]))]
             for client_id, of_client in sorted(self._measured.items())

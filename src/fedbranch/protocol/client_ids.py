@@ -1,4 +1,4 @@
-"""Client ids: which are allowed, and how messages name them."""
+"""Client ids: which are allowed, and how messages name clients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ LONGEST_ID = 1000  # characters of a client id
 
 
 def checked_ids(client_ids: Iterable[str]) -> list[str]:
-    """Check that client ids are what every file and every message can carry, each once.
+    """Check client ids, and return them as a list.
 
-    They are compared code point by code point. Two that only look alike, because they differ
-    in case or in how an accent is written, are two clients.
+    Every file and every message can carry an id that passes. Ids are compared code point by code
+    point: two that only look alike, by their case or by how an accent is written, are two clients.
 
     Raises
     ------
-    TypeError, ValueError
-        If one is not a string, empty, too long, not printable or begins or ends with a blank,
-        or is there twice.
+    TypeError
+        If one is not a string, or is empty.
+    ValueError
+        If one is too long, not printable, begins or ends with a blank, or is there twice.
     """
     ids = list(client_ids)
     if isinstance(client_ids, str) or not all(isinstance(i, str) and i for i in ids):
@@ -49,7 +50,7 @@ def checked_ids(client_ids: Iterable[str]) -> list[str]:
 
 
 def some_of(client_ids: Collection[str], most: int = 10) -> str:
-    """Name clients in a message: so many, and how many others.
+    """Describe clients for a message: the first ``most`` of them by id, the others by their number.
 
     Examples
     --------
@@ -61,5 +62,5 @@ def some_of(client_ids: Collection[str], most: int = 10) -> str:
 
 
 def shown_id(client_id: object) -> str:
-    """Name a client in the record, also if it has not even an id."""
+    """Return the name of a client for the record, even if its id is not a string."""
     return client_id if isinstance(client_id, str) else shortened(client_id)

@@ -7,30 +7,41 @@ import reprlib
 
 __all__ = ["one_line", "shortened"]
 
-# Whatever a client says is kept for ever in the history, so nobody may say much.
-LONGEST_REASON = 300  # characters of a reason, part of which a client may have written
+# A reason may quote a client, and records keep it for ever, so its length is limited.
+LONGEST_REASON = 300  # characters
+LONGEST_VALUE = 80  # characters of a value that is quoted in a reason
 
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # another one each time
-
+# Memory addresses differ from run to run; records of the same run must not.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 _briefly = reprlib.Repr()
-
-
-_briefly.maxstring = _briefly.maxother = _briefly.maxlong = 80
+_briefly.maxstring = _briefly.maxother = _briefly.maxlong = LONGEST_VALUE
 
 
 def shortened(value: object) -> str:
-    """Show a value from outside in a few words, however large it is."""
+    """Describe a value from outside in at most 80 characters, however large it is.
+
+    Examples
+    --------
+    >>> shortened([0.5] * 1000)
+    '[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...]'
+    """
     try:
         text = _briefly.repr(value)
     except Exception:  # a whole number with too many digits, or an object with a broken repr
         return f"a {type(value).__name__} that cannot be shown"
-    return one_line(_ADDRESS.sub("", text), 80)
+    return one_line(_ADDRESS.sub("", text), LONGEST_VALUE)
 
 
 def one_line(text: str, longest: int = LONGEST_REASON) -> str:
-    r"""Give a text from outside as one line that a terminal only prints.
+    r"""Return a text from outside as one line without characters that control a terminal.
+
+    Parameters
+    ----------
+    text
+        Of any length.
+    longest
+        Characters of the line; a longer text is cut and ends with "...".
 
     Examples
     --------

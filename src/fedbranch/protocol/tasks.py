@@ -1,4 +1,4 @@
-"""What the server and its clients say to each other."""
+"""What the server asks of its clients, and what they send back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TrialRows = Literal["held-out", "first half", "second half"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """What a client is asked to do in a round: train at these parameters and send the update.
+    """The request to train at some parameters and to send back the update.
 
     Attributes
     ----------
@@ -28,14 +28,14 @@ class Task:
     params, buffers
         Displacements from the initial model: the client trains at θ0 + params. Read-only.
     base
-        Names these parameters; comes back with the :class:`Update`.
+        The name of these exact parameters; the :class:`Update` carries it back.
     purpose
         ``"train"`` if the update will be averaged, ``"route"`` if it decides on a child.
     halves
         If not None, the client is asked to train twice from these parameters, on two random
         halves of its data, and to send the mean of the two updates and half their difference.
-        The number names the halves: the same number, the same halves. Who cannot do that
-        trains as usual.
+        The number is the seed of the halves: the same number makes the same halves. A client
+        that cannot do this trains as usual.
     """
 
     node_id: int
@@ -48,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trial:
-    """A model that a client is asked to measure its loss under, without training.
+    """The request to measure the loss under a model, without training.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Trial:
         Which of the client's examples: those it holds out from training, or one of the halves
         that it trained on.
     halves
-        Which halves, as in :class:`Task`; None for held-out examples.
+        The seed of the halves, as in :class:`Task`; None for held-out examples.
     """
 
     params: Vector
@@ -82,7 +82,7 @@ class Update:
     buffers
         Shape (num_buffers,): buffers after minus before.
     base
-        ``task.base`` of the task that it answers. Without it the reply counts as the
+        ``task.base`` of the task that the reply answers. Without it the reply counts as the
         answer to this round's task.
     signal
         Shape (num_signal,), by default as long as ``vector``: what to compare instead of it,
@@ -106,17 +106,18 @@ class Update:
 class UpdateBatch:
     """The replies of many clients, one row each, in arrays of any library on any device.
 
-    The server computes with them where they are; only what it keeps goes to the host. They
-    must not be changed afterwards.
+    The server computes with the arrays on their device; only what it keeps goes to the host.
+    They must not be changed afterwards.
 
     Attributes
     ----------
     client_ids
-        Who replies, each once.
+        The client of each row, each once.
     vectors, buffers, signals, half_differences
         Shape (num_clients, length): as in :class:`Update`, all of one library and device. A
         client without a half difference has a row of zeros. Vectors may also be
-        :class:`fedbranch.core.exact_sum.raw_updates.Differences`, which are not written down yet.
+        :class:`fedbranch.core.exact_sum.raw_updates.Differences`, which are evaluated only when
+        they are needed.
     num_examples, metrics, bases
         One for each client, as in :class:`Update`.
     refused
@@ -155,7 +156,7 @@ class UpdateBatch:
         return len(self.client_ids)
 
     def written(self, rows: Sequence[int]) -> UpdateBatch:
-        """Give some rows of a batch whose vectors are not written down, with these written."""
+        """Return some rows, with their differences evaluated; for a batch of differences only."""
         assert isinstance(self.vectors, Differences)
         columns = (self.buffers, self.signals, self.half_differences)
         buffers, signals, halves = (

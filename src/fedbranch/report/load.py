@@ -1,4 +1,4 @@
-"""A run folder's content, read at one moment, also while somebody writes into it."""
+"""Read the content of a run folder at one moment, also while training writes into it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,57 @@ import warnings
 from dataclasses import dataclass
 
 from fedbranch.errors import DamagedFile, UsingPreviousState
-from fedbranch.report.facts.events import natural_order
-from fedbranch.report.facts.growth import Saved
 from fedbranch.runs import Round, RunFolder
+from fedbranch.tree import ParameterTree
 
-__all__ = ["Reading", "all_client_ids", "read"]
+__all__ = ["Reading", "SavedTree", "read"]
 
 ATTEMPTS = 5
 SECONDS_BETWEEN_ATTEMPTS = 0.05
 
 
+@dataclass(frozen=True)
+class SavedTree:
+    """A saved tree, and the number of the round after which it was saved."""
+
+    tree: ParameterTree
+    round: int
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A run folder's content, read at one moment."""
+    """The content of a run folder at one moment.
+
+    Attributes
+    ----------
+    folder
+        The run folder.
+    saved
+        The tree as saved last; None if nothing was saved.
+    history
+        All rounds, also those after the saved tree.
+    """
 
     folder: RunFolder
-    saved: Saved | None
+    saved: SavedTree | None
     history: list[Round]
 
 
-def read(folder: RunFolder) -> Reading:
-    """Read a folder that somebody may be writing to: what is replaced meanwhile is read again."""
+def read(folder: RunFolder, *, pause_s: float = SECONDS_BETWEEN_ATTEMPTS) -> Reading:
+    """Read a run folder, and read it again if a file was replaced meanwhile.
+
+    Parameters
+    ----------
+    folder
+        The run folder. A run may be writing into it.
+    pause_s
+        Seconds between two attempts.
+
+    Raises
+    ------
+    DamagedFile
+        If a file is damaged in every attempt.
+    """
     for attempt in range(ATTEMPTS):
         is_last = attempt == ATTEMPTS - 1
         with warnings.catch_warnings():
@@ -35,23 +65,10 @@ def read(folder: RunFolder) -> Reading:
                 warnings.simplefilter("error", UsingPreviousState)
             try:
                 # The state first: a run that goes on writes the history before the state.
-                saved = Saved(*folder.saved_tree()) if folder.has_state else None
+                saved = SavedTree(*folder.saved_tree()) if folder.has_state else None
                 return Reading(folder, saved, folder.history())
             except (DamagedFile, UsingPreviousState):
                 if is_last:
                     raise
-        time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
-
-
-def all_client_ids(reading: Reading) -> list[str]:
-    """Give all clients that there ever were: as the run names them, then by name."""
-    described = [str(client["id"]) for client in reading.folder.about["clients"]]
-    met: set[str] = set(reading.folder.names)
-    if reading.saved is not None:
-        met.update(reading.saved.tree.client_ids)
-    for entry in reading.history:
-        met.update(entry.record.joined, entry.record.metrics, entry.evaluation)
-        for decision in entry.record.splits:
-            met.update(*decision.groups)
-    return described + sorted(met.difference(described), key=natural_order)

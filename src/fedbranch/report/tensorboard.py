@@ -1,6 +1,6 @@
-"""Runs as TensorBoard's event files, written from facts.
+"""Write runs as TensorBoard's event files.
 
-Every line that TensorBoard can draw has a folder of its own, so that clusters lie over each other
+Every cluster has a folder of its own, so that TensorBoard draws the clusters over each other
 under the name of their metric::
 
     DIR/RUN/            all clients: metrics, the number of clusters, the reasons of splits
@@ -37,9 +37,9 @@ def write_events(facts: JSON, folder: Path) -> list[Path]:
     Parameters
     ----------
     facts
-        What :func:`fedbranch.report.facts.facts.read_facts` gave.
+        What :func:`fedbranch.report.facts.facts.read_facts` returned.
     folder
-        Gets a folder for each run, which must not be there yet.
+        Where each run gets a folder, which must not exist yet.
 
     Returns
     -------
@@ -110,8 +110,8 @@ def _writer(folder: Path) -> Iterator[SummaryWriter]:
 def _write_line(
     writer: SummaryWriter, tag: str, rounds: Sequence[int], values: Iterable[float | None]
 ) -> None:
-    # The round stands for the time too: when somebody wrote the file says nothing about the run.
-    tag = tag.encode(errors="replace").decode()  # half a surrogate pair cannot be written
+    # The round is the time, too: when the file was written says nothing about the run.
+    tag = tag.encode(errors="replace").decode()  # half a surrogate pair cannot be encoded
     for number, value in zip(rounds, values, strict=False):
         if value is not None:
             writer.add_scalar(tag, value, number, walltime=number)

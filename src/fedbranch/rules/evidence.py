@@ -67,41 +67,41 @@ class Evidence:
         never did.
     num_new
         How many of the clients answered in this round; the others before, while the parameters
-        stood still. None if nobody knows.
+        stood still. None if that is unknown.
     asked_for_halves
-        Whether the clients were asked for half updates. ``updates`` are then means of two, for
-        those who could.
+        Whether the clients were asked for half updates. ``updates`` of the clients that could
+        make them are then means of two.
     halved_rows
         Which of the clients, by row of ``updates``, sent half updates.
     half_differences
-        Shape (len(halved_rows), num_params): half the difference of the two; None if nobody
-        sent them.
+        Shape (len(halved_rows), num_params): half the difference of the two; None if no
+        client sent them.
     proposal
         The groups that the rule proposed before, while it waits for losses; otherwise empty.
         Clients that have left since are not among them.
     losses
         Client id -> its losses under the proposal's trials, in pairs: one step together, one
         step in its group. One pair on held-out data; or two, each of steps made by one half
-        of everybody's data and measured on the other half. Empty unless there is a proposal.
+        of all clients' data and measured on the other half. Empty unless there is a proposal.
     rounds_proposed
         How many rounds ago the proposal was made.
     can_measure
-        Whether the server can make the models that clients would measure to find out whether a
-        split pays; not if it has added updates up and kept none.
+        Whether the server can make the models under which clients measure whether a split
+        pays. It cannot if it has summed the updates and kept none.
     num_examined
         How many examinations with half updates did not end in a split.
     rounds_since_examined
-        How often the parameters have moved since the last of them; None if there was none.
+        How often the parameters have moved since the last such examination; None without one.
     num_merged
         How many splits of the cluster did not pay and were merged back.
     rounds_held_for_it
-        How many rounds that one had to stand still for.
+        How many rounds the cluster stood still for the last such examination.
     last_measured
-        What it measured.
+        What was measured in it.
     past
         The rounds in which the cluster trained, from the first on.
     projection
-        What made sketches of the updates; None if they are in full. ``lengths`` and
+        What made sketches of the updates; None if ``updates`` are in full. ``lengths`` and
         ``mean_length`` are those of the updates in full.
     whole
         Where there are sketches and the server keeps the updates as well: what is compared, in
@@ -196,22 +196,22 @@ class Decision:
     verdict
         ``"train"``: average the updates and go on. ``"hold"``: keep the parameters still
         until more of the cluster's clients have answered. ``"split"``: into ``groups``. And
-        of a split that is looked at again: ``"keep"`` it, or ``"merge"`` it back.
+        of a split that is reviewed: ``"keep"`` it, or ``"merge"`` it back.
     reason
-        One line, for people.
+        One line that a user reads in records and reports.
     measurements
-        Everything the reason speaks of, by name.
+        Every number in the reason, and others, by name.
     groups
         Client ids of each new cluster; empty unless the verdict is to split or losses are
         asked for.
     asks
         What the clients are asked for beside updates. ``"halves"``: in the next round, half
-        updates, after training on. ``"losses"``, with the verdict to hold: how each client
-        would fare after one step together and after one in its group of ``groups``.
+        updates, after training on. ``"losses"``, with the verdict to hold: each client's loss
+        after one step together and after one in its group of ``groups``.
     is_examination
         Whether the cluster was looked at; False if it was not time to.
     moves
-        Client id -> leaf: clients of a split that is kept who fare better with another group.
+        Client id -> leaf: clients of a kept split that are better off with another group.
     """
 
     node_id: int
@@ -228,8 +228,8 @@ class Decision:
 class Rule(Protocol):
     """Anything that can look at a cluster and decide.
 
-    A rule that also has ``review_after``, numbers of rounds, and ``review(review) ->
-    Decision`` is shown its splits again so many rounds after they were made.
+    A rule may also have ``review_after``, ascending numbers of rounds, and ``review(review) ->
+    Decision``. It then reviews each of its splits these numbers of rounds after the split.
     """
 
     def examine(self, evidence: Evidence) -> Decision:
@@ -238,7 +238,7 @@ class Rule(Protocol):
 
 
 def norm_measurements(evidence: Evidence) -> dict[str, float]:
-    """Measure the two norms of the paper's criteria, and say over whom."""
+    """Measure the two norms of the paper's criteria, and count the clients they are of."""
     num_answered = len(evidence.client_ids)
     squared_mean = evidence.mean_length**2
     # E‖mean of a sample‖² = ‖mean of all‖² + sampling variance. For a sample of n out of N

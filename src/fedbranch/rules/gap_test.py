@@ -1,7 +1,7 @@
 """Groups by the gap between similarities, for clients that cannot send half updates.
 
-Nothing then tells signal from noise. Between groups, single linkage must show a gap that no
-federation without conflicts has shown; and a wider one still if nobody can measure losses either.
+Nothing then separates signal from noise. Between groups, single linkage must show a gap that no
+federation without conflicts has shown; a wider one still if clients cannot measure losses either.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ __all__ = ["best_hierarchy", "gap_between", "least_gap", "widest_gap"]
 
 LEAST_GAP = 0.2
 LEAST_GAP_WITHOUT_LOSSES = 0.4
-# By so many typical errors of a cosine, sketches may show a gap that is not there.
+# Sketches may pretend a gap of this many typical errors of a cosine.
 ERRORS_IN_A_GAP = 2
 
 
 def widest_gap(evidence: Evidence) -> tuple[Hierarchy, int, float]:
-    """Give single linkage, the number of groups with the widest gap below it, and that gap.
+    """Find the number of groups below which single linkage has its widest gap.
 
-    Where there may be one that is wide enough, the updates decide, if they are there.
+    Where sketches leave open whether a gap is wide enough, updates in full decide, if the server
+    keeps them.
+
+    Returns
+    -------
+    tuple
+        Single linkage, the number of groups, and the gap.
     """
     found = _widest(hierarchy_of(evidence.updates), evidence)
     if _may_hide_a_gap(found[0], found[2], evidence):
@@ -33,7 +39,7 @@ def widest_gap(evidence: Evidence) -> tuple[Hierarchy, int, float]:
 
 
 def _may_hide_a_gap(merges: Hierarchy, gap: float, evidence: Evidence) -> bool:
-    """Whether updates in full, if they are there, may show a gap that is wide enough.
+    """Return whether updates in full, if they are kept, may show a gap that is wide enough.
 
     If no similarity is off by more than the error, no height of single linkage is either.
     """
@@ -53,18 +59,18 @@ def _widest(merges: Hierarchy, evidence: Evidence) -> tuple[Hierarchy, int, floa
 
 
 def best_hierarchy(evidence: Evidence) -> Hierarchy:
-    """Give single linkage of the updates in full, if they are there."""
+    """Compute single linkage of the updates in full, or of sketches where only these are kept."""
     return hierarchy_of(evidence.updates if evidence.whole is None else evidence.whole)
 
 
 def gap_between(merges: Hierarchy, num_groups: int) -> float:
-    """Give how much less similar groups are to each other than what is joined last within them."""
+    """Compute how much less similar the groups are than the clients joined last within them."""
     heights = merges.similarities  # [-j] is where the last of j + 1 groups join
     return float(heights[-num_groups] - heights[1 - num_groups])
 
 
 def least_gap(evidence: Evidence, *, has_losses: bool = True) -> float:
-    """Give how wide a gap must be: wider where sketches are all that there is."""
+    """Return how wide a gap must be: wider where only sketches are kept, and without losses."""
     least = LEAST_GAP if has_losses else LEAST_GAP_WITHOUT_LOSSES
     return least if evidence.whole is not None else least + _gap_of_sketches(evidence)
 

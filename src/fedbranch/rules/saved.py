@@ -14,7 +14,7 @@ __all__ = ["rule_from_state", "rule_to_state"]
 
 
 def rule_to_state(rule: Rule) -> JSON:
-    """Describe a rule for a checkpoint; one that we do not ship is only named."""
+    """Describe a rule for a checkpoint; of a rule that is not fedbranch's own only the name."""
     if isinstance(rule, AutoRule | Thresholds | NeverSplit):
         return {"name": type(rule).__name__, "settings": asdict(rule)}
     return {"name": type(rule).__name__, "settings": None}

@@ -18,16 +18,17 @@ from fedbranch.core.exact_cut import (
 from fedbranch.core.geometry import cosine_similarity, to_numpy
 from fedbranch.core.linkage import Bipartition
 from fedbranch.core.theory import tolerated_noise
-from fedbranch.rules.evidence import Decision, Evidence, Groups, Verdict, norm_measurements
+from fedbranch.rules.draft import Draft
+from fedbranch.rules.evidence import Decision, Evidence, norm_measurements
 
 __all__ = ["NeverSplit", "Thresholds"]
 
-MOST_REFINED = 8192  # clients, whose matrix of similarities memory still can do with
+MOST_REFINED = 8192  # clients; for more, the matrix of all similarities takes too much memory
 
 
 @dataclass(frozen=True)
 class NeverSplit:
-    """Keep every cluster as it is. From one cluster, that is plain federated averaging."""
+    """Keep every cluster as it is. With a single cluster that is plain federated averaging."""
 
     def examine(self, evidence: Evidence) -> Decision:
         """Decide to train."""
@@ -42,7 +43,7 @@ class NeverSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The paper's criteria: split a stationary cluster whose clients still pull apart.
+    """The paper's criteria: split a stationary cluster if its clients still pull apart.
 
     Parameters
     ----------
@@ -61,22 +62,26 @@ class Thresholds:
         The share of the cluster's clients that must have answered at the same parameters
         before it is split, in (0, 1].
     max_hold_rounds
-        How many rounds a cluster may stand still for that, before it goes on training. After
+        How many rounds a cluster may stand still for that before it goes on training. After
         a hold without a split it trains for as many rounds before it holds again.
 
     Notes
     -----
     All norms scale with learning rate, local steps and model size, so there are no
-    defaults for the first three. With partial participation the mean over those who
-    answered differs from the cluster's by sampling; the part of its square that sampling
-    explains is subtracted before the comparison with ε1. With full participation it is 0.
-    It cannot be told from a single answer: a cluster of which only one client answers in
-    every round hardly ever looks stationary.
+    defaults for the first three.
+
+    With partial participation the mean over the clients that answered differs from the
+    cluster's by sampling. The part of its square that sampling explains is subtracted before
+    the comparison with ε1; with full participation it is 0. A single reply does not show that
+    part: a cluster of which one client answers in every round hardly ever looks stationary.
 
     From sketches the cut and its cross-similarity are known with an error. If the server keeps
-    the updates, the edges of the sketches' tree are compared in full, and where the error leaves
-    open which cut is the smallest, or whether γ_max accepts it, the pairs that may decide: all of
-    them, if these are many, or if an edge is off by more than sketches usually are.
+    the updates, some pairs of them are compared in full:
+
+    - the edges of the sketches' tree;
+    - where the error leaves open which cut is the smallest, or whether γ_max accepts it, the
+      pairs that may decide;
+    - all pairs, if these are many, or if an edge is off by more than sketches usually are.
 
     Examples
     --------
@@ -111,85 +116,98 @@ class Thresholds:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
     def examine(self, evidence: Evidence) -> Decision:
-        """Apply the paper's criteria in their order, and say at which one it ended."""
-        measured = norm_measurements(evidence)
+        """Apply the paper's criteria in their order, and decide at the first that fails."""
+        draft = Draft(evidence)
+        return (
+            self._waits(draft)
+            or self._has_no_conflict(draft)
+            or self._lacks_replies(draft)
+            or self._cut(draft)
+        )
 
-        def decide(verdict: Verdict, reason: str, groups: Groups = ()) -> Decision:
-            return Decision(
-                node_id=evidence.node_id,
-                round=evidence.round,
-                verdict=verdict,
-                reason=reason,
-                measurements=measured,
-                groups=groups,
-            )
-
-        num_answered, num_members = len(evidence.client_ids), evidence.num_members
-        if num_members < 2:
-            return decide("train", "a single client cannot be split")
+    def _waits(self, draft: Draft) -> Decision | None:
+        """Decide before any criterion: too few members, too young, or standing still already."""
+        evidence = draft.evidence
+        if evidence.num_members < 2:
+            return draft.train("a single client cannot be split")
         if evidence.rounds_trained < self.min_rounds:
-            return decide(
-                "train",
-                f"young: trained {evidence.rounds_trained} of min_rounds = {self.min_rounds} rounds",
+            return draft.train(
+                f"young: trained {evidence.rounds_trained} of min_rounds = {self.min_rounds} rounds"
             )
-        num_needed = max(2, math.ceil(self.coverage * num_members - 1e-9))
-        is_covered = num_answered >= num_needed
-        waiting = f"{num_answered} of {num_needed} needed clients have answered"
-        if evidence.rounds_held > 0 and not is_covered:
-            if evidence.rounds_held < self.max_hold_rounds:
-                return decide("hold", f"still stands still: {waiting}")
-            return decide(
-                "train", f"held in vain for {evidence.rounds_held} rounds: {waiting}; trains on"
-            )
+        answered = self._missing_replies(evidence)
+        if evidence.rounds_held == 0 or not answered:
+            return None
+        if evidence.rounds_held < self.max_hold_rounds:
+            return draft.hold(f"goes on standing still: {answered}")
+        return draft.train(
+            f"trains on, because {evidence.rounds_held} rounds of standing still were not enough: "
+            f"{answered}"
+        )
+
+    def _has_no_conflict(self, draft: Draft) -> Decision | None:
+        """Apply the criteria of the norms: stationary by ε1, incongruent by ε2."""
+        measured = draft.measured
         if measured["mean_norm"] >= self.eps_mean:
-            return decide(
-                "train",
+            return draft.train(
                 f"not stationary: the mean update's norm {measured['mean_norm']:.3g} "
-                f"is not below eps_mean = {self.eps_mean:g}",
+                f"is not below eps_mean = {self.eps_mean:g}"
             )
         if measured["max_norm"] < self.eps_max:
-            return decide(
-                "train",
+            return draft.train(
                 f"congruent: no client's update is as long as eps_max = {self.eps_max:g} "
-                f"(the longest: {measured['max_norm']:.3g})",
+                f"(the longest: {measured['max_norm']:.3g})"
             )
-        if not is_covered:
-            since_hold = evidence.rounds_since_hold
-            if since_hold is not None and since_hold < self.max_hold_rounds:
-                return decide(
-                    "train", f"looks stationary, but held without a split of late; {waiting}"
-                )
-            return decide("hold", f"looks stationary and stands still for the others: {waiting}")
+        return None
 
+    def _lacks_replies(self, draft: Draft) -> Decision | None:
+        """Stand still, unless that was in vain not long ago; None if enough have answered."""
+        answered = self._missing_replies(draft.evidence)
+        if not answered:
+            return None
+        since_hold = draft.evidence.rounds_since_hold
+        if since_hold is not None and since_hold < self.max_hold_rounds:
+            return draft.train(
+                f"looks stationary, but stood still without a split not long ago: {answered}"
+            )
+        return draft.hold(f"looks stationary and stands still for more replies: {answered}")
+
+    def _missing_replies(self, evidence: Evidence) -> str:
+        """Describe how many replies a split needs; empty if they are there."""
+        num_needed = max(2, math.ceil(self.coverage * evidence.num_members - 1e-9))
+        num_answered = len(evidence.client_ids)
+        if num_answered >= num_needed:
+            return ""
+        return f"{num_answered} of {num_needed} needed clients have answered"
+
+    def _cut(self, draft: Draft) -> Decision:
+        """Split by the optimal bipartition, if γ_max and the smaller side allow it."""
+        evidence, measured = draft.evidence, draft.measured
         split = self._smallest_cut(evidence, measured)
         measured["cross_similarity"] = split.cross_similarity
         measured["tolerated_noise"] = tolerated_noise(split.cross_similarity)
         if measured["tolerated_noise"] <= self.gamma_max:
-            return decide(
-                "train",
+            return draft.train(
                 f"too similar: the best split has cross-similarity {split.cross_similarity:.3f} and "
                 f"tolerates noise {measured['tolerated_noise']:.3f}, not more than "
-                f"gamma_max = {self.gamma_max:g}",
+                f"gamma_max = {self.gamma_max:g}"
             )
         sides = (split.left_rows, split.right_rows)
         measured["smaller_side"] = min(len(rows) for rows in sides)
         if measured["smaller_side"] < self.min_cluster_size:
-            return decide(
-                "train",
+            return draft.train(
                 f"too small: the best split leaves {measured['smaller_side']} client(s) on one "
-                f"side, fewer than min_cluster_size = {self.min_cluster_size}",
+                f"side, fewer than min_cluster_size = {self.min_cluster_size}"
             )
-        return decide(
-            "split",
+        return draft.split(
             f"{len(sides[0])} + {len(sides[1])} clients: stationary (mean {measured['mean_norm']:.3g} "
             f"< {self.eps_mean:g}) but incongruent (longest {measured['max_norm']:.3g} >= "
             f"{self.eps_max:g}); cross-similarity {split.cross_similarity:.3f} tolerates noise "
             f"{measured['tolerated_noise']:.3f} > {self.gamma_max:g}",
-            groups=tuple(tuple(evidence.client_ids[row] for row in rows) for rows in sides),
+            tuple(tuple(evidence.client_ids[row] for row in rows) for rows in sides),
         )
 
     def _smallest_cut(self, evidence: Evidence, measured: dict[str, float]) -> Bipartition:
-        """Find the optimal bipartition; from sketches, as far as they cannot tell, by more."""
+        """Find the optimal bipartition; where sketches leave it open, by updates in full."""
         merges = hierarchy_of(evidence.updates)
         split = merges.bipartition()
         if evidence.projection is None:

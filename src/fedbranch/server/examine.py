@@ -213,7 +213,7 @@ def check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
         named = [client_id for group in decision.groups for client_id in group]
         unknown = sorted(set(named) - set(evidence.client_ids))
         if unknown:
-            problem = f"clients {unknown}, who are not in the evidence"
+            problem = f"clients {unknown}, which are not in the evidence"
         elif len(set(named)) != len(named):
             problem = "a client in two groups"
         else:

@@ -228,7 +228,7 @@ class Leaf:
 
     @property
     def stands_still(self) -> bool:
-        """Whether the parameters stand still while replies are collected."""
+        """True while the parameters stand still and replies are collected."""
         return self.phase.rounds_held > 0
 
     def has_reply_of(self, client_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""What happened in a round: the decisions, the refusals, who moved, who came and went."""
+"""What happened in a round: decisions, refusals, and the clients that moved, came and left."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RoundRecord:
         return tuple(decision for decision in self.decisions if decision.verdict == "split")
 
     def to_json(self) -> JSON:
-        """Give the record as JSON can say it: without measurements that are not finite."""
+        """Return the record as JSON, without measurements that are not finite."""
         table = asdict(self)
         for decision in table["decisions"]:
             measured = decision["measurements"].items()

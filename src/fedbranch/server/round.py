@@ -26,8 +26,7 @@ from fedbranch.server.reviews import due_for_review, is_overdue, review
 from fedbranch.server.routing import routes
 from fedbranch.server.state import Changes, ServerState
 from fedbranch.server.surgery import forget_replies, merge_split, place
-from fedbranch.tree import ParameterTree
-from fedbranch.tree.edge import Edge
+from fedbranch.tree import Edge, ParameterTree
 
 __all__ = ["PlannedSplit", "RoundPlan", "commit", "decide"]
 
@@ -111,30 +110,22 @@ def decide(
     """
     tree, this_round = state.tree, state.round + 1
     replies = intake.replies
-    changed = {*state.changes.left, *state.changes.moved}
-    at_node, refused = intake.by_node(changed)
+    at_node, refused = intake.by_node({*state.changes.gone, *state.changes.moved})
     at_leaf = {node_id: ids for node_id, ids in at_node.items() if tree[node_id].is_leaf}
     at_inner = {node_id: ids for node_id, ids in at_node.items() if node_id not in at_leaf}
     routed, unroutable = routes(tree, at_inner, replies, options.guard, state.set_aside)
-    refused |= unroutable
-
-    leaves = dict(state.leaves)
-    for leaf_id in sorted({*leaves, *at_leaf}):
-        leaf = leaves.get(leaf_id, Leaf())
-        new = {client_id: replies[client_id] for client_id in at_leaf.get(leaf_id, ())}
-        leaves[leaf_id] = replace(leaf, store=intake.store(leaf_id, leaf.store, new))
+    leaves = _with_replies(state, intake, at_leaf)
     aside_now = _set_aside(leaves, options, state.set_aside)
-    refused |= aside_now
-    sorted_losses = _sort_losses(state, options, losses)
-    for leaf_id, own in sorted_losses.of_leaves.items():
+    refused |= unroutable | aside_now
+    told = _sort_losses(state, options, losses)
+    for leaf_id, own in told.of_leaves.items():
         if leaf_id in leaves:
             leaves[leaf_id] = leaves[leaf_id].with_losses(own)
 
     have_answered = {client_id for ids in at_leaf.values() for client_id in ids}
     set_aside = (state.set_aside - have_answered) | aside_now.keys()
     set_aside |= {client_id for client_id in intake.aside if client_id in tree}
-    missing = _missing(state, leaves, set_aside)
-    arrivals = Counter(move.to_node for move in routed)
+    num_waited_for = _num_waited_for(state, leaves, set_aside, routed)
     num_leaves = len(tree.leaves)
     outcomes: list[Outcome] = []
     splits: list[PlannedSplit] = []
@@ -147,7 +138,7 @@ def decide(
             options=options,
             projection=projection,
             this_round=this_round,
-            num_members=tree.num_members(leaf_id) - missing[leaf_id] + arrivals[leaf_id],
+            num_members=num_waited_for[leaf_id],
             num_new=sum(client_id not in aside_now for client_id in at_leaf.get(leaf_id, ())),
             most_groups=options.most_clusters - num_leaves + 1,
         )
@@ -158,21 +149,32 @@ def decide(
             num_leaves += len(outcome.decision.groups) - 1
         else:
             leaves[leaf_id] = _leaf_after(leaf, outcome, tree[leaf_id].version)
-    reviews = tuple(
-        review(tree, options.rule, node_id, this_round, own)
-        for node_id, own in sorted_losses.of_reviews.items()
-    )
     return RoundPlan(
         round=this_round,
         outcomes=tuple(outcomes),
         splits=tuple(splits),
         leaves=leaves,
-        reviews=reviews,
+        reviews=tuple(
+            review(tree, options.rule, node_id, this_round, own)
+            for node_id, own in told.of_reviews.items()
+        ),
         routed=routed,
         set_aside=frozenset(set_aside),
-        refused=dict(sorted((sorted_losses.refused | intake.refused | refused).items())),
+        refused=dict(sorted((told.refused | intake.refused | refused).items())),
         metrics={i: replies[i].metrics for i in sorted(replies) if i not in refused},
     )
+
+
+def _with_replies(
+    state: ServerState, intake: Intake, at_leaf: Mapping[int, Sequence[str]]
+) -> dict[int, Leaf]:
+    """Return the leaves with what they have now: leaf -> leaf."""
+    leaves = dict(state.leaves)
+    for leaf_id in sorted({*leaves, *at_leaf}):
+        leaf = leaves.get(leaf_id, Leaf())
+        new = {client_id: intake.replies[client_id] for client_id in at_leaf.get(leaf_id, ())}
+        leaves[leaf_id] = replace(leaf, store=intake.store(leaf_id, leaf.store, new))
+    return leaves
 
 
 def _set_aside(
@@ -246,21 +248,31 @@ def _sort_losses(
     return _SortedLosses(of_leaves, of_reviews, refused)
 
 
-def _missing(
-    state: ServerState, leaves: Mapping[int, Leaf], set_aside: Iterable[str]
-) -> Counter[int]:
-    """Count the members of each leaf that no examination waits for and that have not answered."""
+def _num_waited_for(
+    state: ServerState,
+    leaves: Mapping[int, Leaf],
+    set_aside: Iterable[str],
+    routed: Iterable[Routing],
+) -> dict[int, int]:
+    """Count the clients of each leaf that have answered or can be waited for.
+
+    These are its members and those that arrive, but for clients that are away or set aside and
+    have not answered.
+    """
     positions = state.tree.positions
-    missing: Counter[int] = Counter()
+    arrivals = Counter(move.to_node for move in routed)
+    found: dict[int, int] = {}
     for leaf_id, leaf in leaves.items():
-        missing[leaf_id] = positions.num_away(leaf_id)
-        if missing[leaf_id] and leaf.store is not None:
-            missing[leaf_id] -= sum(map(positions.is_away, leaf.store.replies))
+        found[leaf_id] = state.tree.num_members(leaf_id) + arrivals[leaf_id]
+        num_away = positions.num_away(leaf_id)
+        if num_away and leaf.store is not None:
+            num_away -= sum(map(positions.is_away, leaf.store.replies))
+        found[leaf_id] -= num_away
     for client_id in set_aside:
         node_id = state.tree.position(client_id)
         if node_id in leaves and not leaves[node_id].has_reply_of(client_id):
-            missing[node_id] += not positions.is_away(client_id)
-    return missing
+            found[node_id] -= not positions.is_away(client_id)
+    return found
 
 
 def _planned_split(leaf: Leaf, decision: Decision) -> PlannedSplit:

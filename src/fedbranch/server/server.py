@@ -26,7 +26,8 @@ from fedbranch.server.leaf import Leaf
 from fedbranch.server.options import OptionKeywords, ServerOptions, options_from
 from fedbranch.server.records import RoundRecord
 from fedbranch.server.replies.checks import Expected
-from fedbranch.server.replies.intake import Intake, Situation
+from fedbranch.server.replies.intake import Intake
+from fedbranch.server.replies.situation import Situation
 from fedbranch.server.reviews import due_for_review
 from fedbranch.server.round import commit, decide
 from fedbranch.server.state import OnTrial, ServerState, state_from_json, state_to_json
@@ -51,8 +52,8 @@ __all__ = ["Server"]
 class Server:
     """Clustered federated learning's server side, for any training loop.
 
-    Each round: :meth:`plan` says what every client is to train at, the caller lets the
-    clients do so, and :meth:`step` takes the updates.
+    Each round: :meth:`plan` returns a task for every client, the caller lets the clients work on
+    them, and :meth:`step` takes the updates.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ class Server:
     # A round
 
     def plan(self, client_ids: Iterable[str]) -> dict[str, Task]:
-        """Say what each of these clients is to train at in the coming round.
+        """Return what each of these clients is to train at in the coming round.
 
         Parameters
         ----------
@@ -207,7 +208,7 @@ class Server:
         )
 
     def trials(self, client_ids: Iterable[str]) -> dict[str, tuple[Trial, ...]]:
-        """Say what each of these clients is to measure in the coming round, beside training.
+        """Return what each of these clients is to measure in the coming round, beside training.
 
         To be called after :meth:`plan`. Most clients in most rounds have nothing to measure. A
         driver whose clients cannot measure does not call this, and rules decide without.
@@ -333,7 +334,7 @@ class Server:
         place(self.state, places)
 
     def mark_present(self, client_ids: Iterable[str]) -> None:
-        """Say which of the known clients are there, whether or not they will be asked.
+        """Note which of the known clients are connected, whether or not they will be asked.
 
         For drivers whose clients vanish without leaving: no split waits for a client that was
         not there in this and the nine rounds before. It keeps its position, and counts as a

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedbranch.core.projection import Projection
-from fedbranch.population.presence import Presence
+from fedbranch.population import Presence
 from fedbranch.rules import PastRound
 from fedbranch.server.leaf import (
     Collecting,
@@ -39,8 +39,12 @@ class OnTrial(NamedTuple):
 
 @dataclass
 class Changes:
-    """What happened to the population and the tree since the last record; see it."""
+    """What happened to the population and the tree since the last record; see it.
 
+    ``gone`` has all clients that were removed, also those that are in no record.
+    """
+
+    gone: set[str] = field(default_factory=set)
     joined: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)

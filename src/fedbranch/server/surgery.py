@@ -73,9 +73,14 @@ def remove(state: ServerState, client_ids: Iterable[str]) -> None:
     state.tree.positions.remove(ids)
     state.presence.count_out(state.round + 1)
     state.set_aside.difference_update(ids)
-    state.changes.left += ids
+    changes = state.changes
+    changes.gone.update(ids)
+    # A client that joined since the last record was in none: it has not left, it never was there.
+    never_told = set(changes.joined).intersection(ids)
+    changes.joined = [client_id for client_id in changes.joined if client_id not in never_told]
+    changes.left += [client_id for client_id in ids if client_id not in never_told]
     for client_id in ids:
-        state.changes.moved.pop(client_id, None)
+        changes.moved.pop(client_id, None)
 
 
 def forget_replies(state: ServerState, client_ids: Sequence[str]) -> None:

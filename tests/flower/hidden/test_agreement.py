@@ -203,7 +203,7 @@ def test_a_late_node_gets_the_secret_from_a_member_while_the_run_goes_on():
     assert len(set(secrets_of(grid, agreement).values())) == 1
     assert len(secrets_of(grid, agreement)) == 6
     assert result.assignments["partition-0005"] == result.assignments["partition-0001"]
-    # Nobody is asked again but the one that came, and one member for an envelope.
+    # Only the new node is asked, and one member for an envelope.
     assert sum(m.metadata.message_type == "query.fedbranch" for m in grid.sent) == 15 + 3
 
 
@@ -317,7 +317,7 @@ def confirmations_of_another_secret():
 
 
 def victim():
-    """The node of the highest fingerprint, who never leads."""
+    """The node of the highest fingerprint, which never leads."""
     last = max(range(6), key=lambda i: IDENTITIES[i].fingerprint)
     return NODES[last].node_id
 
@@ -351,7 +351,7 @@ def test_a_hostile_relay_keeps_the_run_from_starting_and_learns_nothing(attack):
     assert len(secrets) < 6
     for secret in {*secrets.values()}:
         assert not overheard.holds_key(secret)
-    # Should the server go on all the same, who has no secret sends nothing but the reason.
+    # If the server goes on all the same, a node without the secret sends nothing but the reason.
     replies.clear()
     ClusteredStrategy(rule=RULE, fraction_evaluate=0.0).start(
         grid, hidden_arrays(theta0(initial), fingerprint=None), 1, timeout=0.2
@@ -378,7 +378,7 @@ def test_another_node_draws_the_secret_if_the_leader_vanishes():
 
     assert len(agreed.members) == 5
     assert agreed.refused == {LEADER.node_id: "no answer in time"}
-    # It has drawn a secret that nobody else has, and takes the others' when it is back.
+    # It has drawn a secret that no other node has, and takes the others' when it is back.
     grid.on_reply = None
     grid.connect(dataclasses.replace(LEADER, last_activated_at="later"))
     again = agree(grid, min_nodes=6, timeout=4, before=agreed)

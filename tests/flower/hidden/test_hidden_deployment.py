@@ -1,4 +1,4 @@
-"""A real deployment whose SuperLink keeps every message: agreed on, hidden, and looked through."""
+"""A real deployment with hidden models: the SuperLink keeps every message, and all are searched."""
 
 import shutil
 from pathlib import Path

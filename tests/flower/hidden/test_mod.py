@@ -56,11 +56,11 @@ def make_grid(mods=(), *, num_clients=6, has_buffers=False, **settings):
 
 
 def assert_same_run(plain, hidden, make_initial, kind):
-    """The same decisions and clusters, and the same models for those who know the secret."""
+    """Check for the same decisions and clusters, and for members the same models."""
     assert hidden.clusters == plain.clusters
     assert hidden.assignments == plain.assignments
     for ours, theirs in zip(hidden.history, plain.history, strict=True):
-        # By who it is, not by the words: those give lengths, which a rotation keeps within rounding.
+        # The clients, not the wording: reasons quote lengths, which a rotation keeps within rounding.
         assert ours.record.refused.keys() == theirs.record.refused.keys()
         assert [(d.node_id, d.verdict, d.groups) for d in ours.record.decisions] == [
             (d.node_id, d.verdict, d.groups) for d in theirs.record.decisions
@@ -459,7 +459,10 @@ def test_bytes_that_are_no_array_are_not_quoted():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"secret": lambda context: None}, "gives the secret gave NoneType; it must give a Secret"),
+        (
+            {"secret": lambda context: None},
+            "gives the secret returned NoneType; it must return a Secret",
+        ),
         ({"make_initial": lambda seed: None}, "the model is of type NoneType; it must be an Array"),
         ({"answer": lambda message, context: None}, "replied with NoneType; it must be a Message"),
         (
@@ -478,8 +481,8 @@ def test_what_functions_of_the_client_give_is_checked(settings, message):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("abc", initial), TypeError, "secret is of type str; give a Secret, or a function"),
-        ((SECRET, {}), TypeError, "initial is of type dict; give a function that maps a seed"),
+        (("abc", initial), TypeError, "secret is of type str; pass a Secret, or a function"),
+        ((SECRET, {}), TypeError, "initial is of type dict; pass a function that maps a seed"),
         ((SECRET, initial, "rot"), ValueError, "kind is 'rot'; it must be one of"),
     ],
     ids=["secret", "initial", "kind"],

@@ -1,20 +1,16 @@
-"""What a report is told about runs."""
+"""The facts of runs, as one JSON object for the page."""
 
 import base64
 import json
-import warnings
 
 import numpy as np
 import pytest
 
 import fedbranch as fb
-from fedbranch.errors import DamagedFile, UsingPreviousState
-from fedbranch.report import load as reading
-from fedbranch.report.facts import facts
 from fedbranch.report.facts.facts import read_facts
 from fedbranch.runs import Round, RunFolder
 from fedbranch.server.records import RoundRecord
-from report.folders import about, decision, played, split_run
+from report.folders import about, decision, pass_rounds, played, split, split_run
 from tests.flower.federations import make_grid, start
 
 
@@ -27,7 +23,7 @@ def run(tmp_path):
     return only_run(split_run(tmp_path / "small"))
 
 
-def test_a_run_is_named_after_its_folder_and_no_path_is_told(tmp_path):
+def test_a_run_is_named_after_its_folder_and_no_path_is_shown(tmp_path):
     facts = read_facts([split_run(tmp_path / "small")])
 
     assert facts["schema"] == 1
@@ -87,7 +83,7 @@ def test_a_cluster_has_a_curve_while_it_trained(run):
     assert series["plain"] is None
 
 
-def test_decisions_are_told_as_episodes_with_their_numbers_in_words(run):
+def test_decisions_are_episodes_with_their_numbers_in_words(run):
     split, first, second = run["decisions"]
 
     assert split == {
@@ -130,24 +126,7 @@ def test_the_similarity_matrix_has_the_cosines_in_the_order_of_the_children(run)
     assert (matrix["gap"], matrix["cross"]) == (2.0, -1.0)
 
 
-def test_clusters_are_held_against_the_true_groups(run):
-    assert run["truth"] == {
-        "ari": 1.0,
-        "groups": ["x", "y"],
-        "leaves": [1, 2],
-        "counts": [[2, 0], [0, 2]],
-    }
-
-
-def test_too_many_groups_for_a_table_are_left_out_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "MOST_COUNTS", 3)
-
-    folded = only_run(split_run(tmp_path / "small"))  # two groups, two clusters
-
-    assert folded["truth"] == {"ari": 1.0, "groups": [], "leaves": [], "counts": []}
-
-
-def test_news_say_who_came_and_moved(run):
+def test_news_name_clients_that_came_and_moved(run):
     assert run["news"] == [[3, "d joined"], [4, "d found the way to node 2"]]
 
 
@@ -169,8 +148,7 @@ def test_a_run_that_has_not_begun_is_a_root_alone(tmp_path):
 def test_without_a_saved_server_the_history_is_enough(tmp_path):
     folder = RunFolder.create(tmp_path / "new", about("abc"))
     folder.append(played(1, {0: 3}, {"a": 1.0}, joined=("a", "b", "c")))
-    split = decision(0, 2, "split", groups=(("a",), ("b",), ("c",)))
-    folder.append(played(2, {1: 1, 2: 1, 3: 1}, decisions=(split,)))
+    folder.append(played(2, {1: 1, 2: 1, 3: 1}, **split(0, 2, _1="a", _2="b", _3="c")))
 
     run = only_run(folder)
 
@@ -179,14 +157,18 @@ def test_without_a_saved_server_the_history_is_enough(tmp_path):
     assert run["similarities"] == []
 
 
-def test_of_a_merged_split_the_clusters_are_gone_but_told_of(tmp_path):
+def test_the_clusters_of_a_merged_split_are_gone_but_keep_their_curves(tmp_path):
     folder = RunFolder.create(tmp_path / "merged", about("ab"))
-    split = decision(0, 2, "split", groups=(("a",), ("b",)))
     folder.append(played(1, {0: 2}, {"a": 0.2, "b": 0.4}, joined=("a", "b")))
-    folder.append(played(2, {1: 1, 2: 1}, {"a": 0.1, "b": 0.3}, decisions=(split,)))
-    folder.append(played(3, {0: 2}, {"a": 0.5, "b": 0.7}, decisions=(decision(0, 3, "merge"),)))
-    again = decision(0, 4, "split", groups=(("a",), ("b",)))
-    folder.append(played(4, {3: 1, 4: 1}, {"a": 0.6, "b": 0.8}, decisions=(again,)))
+    accuracy = {"a": 0.1, "b": 0.3}
+    folder.append(played(2, {1: 1, 2: 1}, accuracy, **split(0, 2, _1="a", _2="b")))
+    merge = {
+        "decisions": (decision(0, 3, "merge"),),
+        "vanished": {1: 0, 2: 0},
+    }
+    folder.append(played(3, {0: 2}, {"a": 0.5, "b": 0.7}, **merge))
+    accuracy = {"a": 0.6, "b": 0.8}
+    folder.append(played(4, {3: 1, 4: 1}, accuracy, **split(0, 4, _3="a", _4="b")))
 
     run = only_run(folder)
 
@@ -198,12 +180,12 @@ def test_of_a_merged_split_the_clusters_are_gone_but_told_of(tmp_path):
     assert run["news"] == [[3, "node 0 was merged back"]]
 
 
-def test_clients_who_leave_are_nowhere_and_moves_are_followed(tmp_path):
+def test_clients_that_left_are_at_no_node_and_moves_are_followed(tmp_path):
     folder = RunFolder.create(tmp_path / "left", about("abc"))
-    split = decision(0, 1, "split", groups=(("a", "b"), ("c",)))
-    folder.append(played(1, {1: 2, 2: 1}, {"a": 0.5}, joined=("a", "b", "c"), decisions=(split,)))
+    first = split(0, 1, _1="ab", _2="c")
+    folder.append(played(1, {1: 2, 2: 1}, {"a": 0.5}, joined=("a", "b", "c"), **first))
     kept = decision(0, 2, "keep", moves={"b": 2})
-    folder.append(played(2, {1: 0, 2: 2}, left=("a",), decisions=(kept,)))
+    folder.append(played(2, {1: 0, 2: 2}, left=("a",), decisions=(kept,), moved={"b": 2}))
 
     run = only_run(folder)
 
@@ -269,8 +251,9 @@ def test_given_clusters_are_children_of_the_root_from_the_start(tmp_path):
     folder = RunFolder.create(tmp_path / "oracle", about("ab", method="oracle"))
     server = fb.Server(2, rule=fb.NeverSplit())
     server.partition({"x": ["a"], "y": ["b"]})
-    server.round = 1
-    folder.append(played(1, {1: 1, 2: 1}, {"a": 0.5, "b": 0.7}, joined=("a", "b")))
+    pass_rounds(server, 1)
+    given = {"children": {0: (1, 2)}, "moved": {"a": 1, "b": 2}}
+    folder.append(played(1, {1: 1, 2: 1}, {"a": 0.5, "b": 0.7}, joined=("a", "b"), **given))
     folder.save_server(server)
 
     run = only_run(folder)
@@ -278,36 +261,6 @@ def test_given_clusters_are_children_of_the_root_from_the_start(tmp_path):
     assert run["clients"]["leaf"] == [1, 2]
     assert run["series"]["nodes"]["accuracy"]["2"]["mean"] == [0.7]
     assert run["similarities"] == []
-
-
-def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
-    folder = split_run(tmp_path / "small")
-    expected = json.dumps(read_facts([folder]))
-    read, outcomes = folder.saved_tree, [DamagedFile("it is missing"), UsingPreviousState("old")]
-
-    def saved_tree():
-        if outcomes:
-            failure = outcomes.pop()
-            if isinstance(failure, Warning):
-                warnings.warn(failure, stacklevel=1)
-            else:
-                raise failure
-        return read()
-
-    monkeypatch.setattr(folder, "saved_tree", saved_tree)
-    monkeypatch.setattr(reading, "SECONDS_BETWEEN_ATTEMPTS", 0)
-
-    assert json.dumps(read_facts([folder])) == expected
-    assert not outcomes
-
-
-def test_damage_that_stays_is_our_own_error(tmp_path, monkeypatch):
-    folder = split_run(tmp_path / "small")
-    monkeypatch.setattr(reading, "SECONDS_BETWEEN_ATTEMPTS", 0)
-    (folder.path / "history.jsonl").write_bytes(b"{}\n")
-
-    with pytest.raises(DamagedFile, match=r"history\.jsonl"):
-        read_facts([folder])
 
 
 def test_nothing_to_report_on_is_an_error():
@@ -326,22 +279,24 @@ def large_run(path, num_clients, num_rounds, num_clusters):
     updates = rng.normal(size=(num_clients, 8)).astype(np.float32)
     rows = dict(zip(ids, updates, strict=True))
     server.tree.split(0, [{i: rows[i] for i in group} for group in groups], in_round=2)
-    server.round = num_rounds
+    pass_rounds(server, num_rounds)
     lines = []
     for number in range(1, num_rounds + 1):
         values = rng.uniform(0.1, 0.9, num_clients)
         sizes = (
             {g + 1: len(groups[g]) for g in range(num_clusters)} if number > 1 else {0: num_clients}
         )
-        verdict = {"verdict": "split", "groups": tuple(map(tuple, groups))} if number == 2 else {}
         examined = [0] if number <= 2 else sizes
+        changes = {"decisions": tuple(decision(n, number) for n in examined)}
+        if number == 2:
+            changes = split(0, 2, **{f"_{g + 1}": groups[g] for g in range(num_clusters)})
         entry = played(
             number,
             sizes,
             dict(zip(ids, values.tolist(), strict=True)),
             joined=tuple(ids) if number == 1 else (),
-            decisions=tuple(decision(n, number, **verdict) for n in examined),
             refused=dict.fromkeys(ids[::3], "its update is 1.2e+05 times as long as the others'"),
+            **changes,
         )
         lines.append(entry)
     for entry in lines:
@@ -386,33 +341,7 @@ def test_ten_thousand_clients_are_folded(tmp_path):
     assert sum(run["clients"]["refused"]) == 12 * 3334
 
 
-def test_clusters_that_are_nearly_right_are_not_called_exact(tmp_path):
-    ids = [f"c{i}" for i in range(402)]
-    groups = {i: "A" if n < 200 else "B" if n < 400 else "C" for n, i in enumerate(ids)}
-    folder = RunFolder.create(tmp_path / "many", about(ids, groups=groups))
-    parts = (tuple(ids[:200]), tuple(ids[200:400]), (ids[400],), (ids[401],))
-    split = decision(0, 1, "split", groups=parts)
-    sizes = {1: 200, 2: 200, 3: 1, 4: 1}
-    folder.append(played(1, sizes, joined=tuple(ids), decisions=(split,)))
-
-    assert only_run(folder)["truth"]["ari"] == 0.9999  # 0.99998, to four digits 1
-
-
-def test_who_is_on_the_way_down_is_in_no_cluster_of_its_own(tmp_path):
-    folder = RunFolder.create(
-        tmp_path / "way", about(groups=dict(zip("abcd", "xxyy", strict=True)))
-    )
-    split = decision(0, 1, "split", groups=(("a", "b"), ("c",)))
-    folder.append(played(1, {1: 2, 2: 1}, joined=tuple("abc"), decisions=(split,)))
-    folder.append(played(2, {1: 2, 2: 1}, joined=("d",)))
-
-    truth = only_run(folder)["truth"]
-
-    assert truth["counts"] == [[2, 0], [0, 1]]
-    assert truth["ari"] == 1
-
-
-def test_who_left_does_not_count_at_the_end(tmp_path):
+def test_a_client_that_left_does_not_count_at_the_end(tmp_path):
     folder = RunFolder.create(tmp_path / "left", about("abc"))
     folder.append(played(1, {0: 3}, {"a": 0.8, "b": 0.8, "c": 0.1}, joined=tuple("abc")))
     folder.append(played(2, {0: 2}, {"a": 0.9, "b": 0.9}, left=("c",)))
@@ -422,10 +351,9 @@ def test_who_left_does_not_count_at_the_end(tmp_path):
     assert (row["last"]["accuracy"], row["worst"]["accuracy"]) == (0.9, 0.9)
 
 
-def test_the_norms_of_a_split_in_the_first_round_are_told(tmp_path):
+def test_the_norms_of_a_split_in_the_first_round_are_shown(tmp_path):
     folder = RunFolder.create(tmp_path / "first", about("ab"))
-    split = decision(0, 1, "split", groups=(("a",), ("b",)))
-    folder.append(played(1, {1: 1, 2: 1}, joined=("a", "b"), decisions=(split,)))
+    folder.append(played(1, {1: 1, 2: 1}, joined=("a", "b"), **split(0, 1, _1="a", _2="b")))
 
     assert only_run(folder)["norms"]["0"]["mean"] == [0.1]
 
@@ -455,3 +383,9 @@ def test_a_loss_is_not_the_main_metric_however_it_is_written(tmp_path):
     folder.append(Round(record=record, evaluation={"a": {"Loss": 1.0, "accuracy": 0.5}}))
 
     assert [metric["name"] for metric in only_run(folder)["metrics"]] == ["accuracy", "Loss"]
+
+
+def test_folders_of_the_same_name_are_told_apart(tmp_path):
+    folders = [split_run(tmp_path / part / "run") for part in "ab"]
+
+    assert [run["name"] for run in read_facts(folders)["runs"]] == ["run", "run (2)"]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fedbranch.report.page.live import _own_names, serving
+from fedbranch.report.page.live import own_names, serving
 from report.growing_run import GrowingRun
 
 
@@ -237,5 +237,5 @@ def test_a_folder_that_goes_away_is_no_error(address, run):
 
 
 def test_browsers_leave_out_the_port_80():
-    assert "127.0.0.1" in _own_names(80)
-    assert _own_names(8000) == {"127.0.0.1:8000", "localhost:8000"}
+    assert "127.0.0.1" in own_names(80)
+    assert own_names(8000) == {"127.0.0.1:8000", "localhost:8000"}

@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from fedbranch import Decision
-from fedbranch.report.text.why import WORDS, episodes, print_why
+from fedbranch.report.text.why import print_why
 
 
 def decision(number, reason, *, node_id=0, verdict="train", **measurements):
@@ -18,22 +18,6 @@ def printed(decisions):
     text = StringIO()
     print_why(decisions, Console(file=text, width=500))
     return text.getvalue()
-
-
-def test_rounds_that_differ_in_numbers_only_are_told_together():
-    found = list(
-        episodes(
-            [
-                decision(1, "not stationary: 0.5"),
-                decision(1, "not stationary: 0.7", node_id=1),
-                decision(2, "not stationary: 3e-05"),
-                decision(3, "too similar: 0.5"),
-                decision(4, "not stationary: 0.5"),
-            ]
-        )
-    )
-
-    assert [[d.round for d in episode.decisions] for episode in found] == [[1, 2], [1], [3], [4]]
 
 
 def test_every_number_is_said_in_words():
@@ -54,7 +38,3 @@ def test_every_number_is_said_in_words():
 
 def test_without_examinations_it_says_so():
     assert "No cluster has been examined" in printed([])
-
-
-def test_all_words_can_be_said():
-    assert all(say(0.123456) for say in WORDS.values())

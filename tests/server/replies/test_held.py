@@ -1,4 +1,4 @@
-"""Replies that a leaf holds, and what a checkpoint has of them."""
+"""Replies that a leaf holds survive a checkpoint, each column once."""
 
 import numpy as np
 import pytest

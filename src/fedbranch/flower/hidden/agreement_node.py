@@ -1,7 +1,7 @@
 """A node's part in the key agreement, in Flower messages.
 
-The server asks (:mod:`fedbranch.flower.hidden.agreement_server`), a node answers, and
-:mod:`fedbranch.privacy.agreement` says what it may believe.
+The server asks (:mod:`fedbranch.flower.hidden.agreement_server`) and a node answers;
+:mod:`fedbranch.privacy.agreement` decides what the node may believe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["AGREED", "MESSAGE_TYPE", "NONE", "RECORD", "TAKEN", "AgreementMod"]
 T = TypeVar("T")
 OfContext: TypeAlias = T | Callable[[Context], T]
 
-# What a member can say about its secret, from best to worst.
+# The states of a member's secret, from best to worst.
 AGREED, TAKEN, NONE = "agreed", "taken", "none"
 
 
@@ -37,15 +37,16 @@ class AgreementMod:
     Parameters
     ----------
     identity
-        This node's own, or how to get it from the context.
+        This node's own identity, or a function that returns it for a context.
     roster
-        Who belongs to the run, as people settled it without the server, or how to get it.
+        The members of the run, as people settled them without the server; or a function that
+        returns them for a context.
     folder
-        Where this node remembers what it has agreed on, or how to get it from the context: there
-        is one secret for every epoch then, whatever the server does. None: only for this run of
-        Flower, in ``context.state``. A server that begins another run of Flower makes the node
-        forget, and take another secret in the same epoch. Both are encrypted under the
-        identity.
+        The folder in which this node remembers its secret, or a function that returns it for a
+        context. There is then one secret for every epoch, whatever the server does. None: the
+        node remembers it in ``context.state``, for this run of Flower only. A server that begins
+        another run of Flower can then make the node take another secret in the same epoch. Both
+        kinds of memory are encrypted under the identity.
 
     Examples
     --------
@@ -55,7 +56,7 @@ class AgreementMod:
         app = ClientApp(mods=[transform_mod(agreement.secret, initial_model)])
         app.query("fedbranch")(agreement)
 
-    An app that is made of a ``client_fn`` has it as a mod: ``mods=[agreement, transform_mod(...)]``.
+    In an app that is made of a ``client_fn`` it is a mod: ``mods=[agreement, transform_mod(...)]``.
     """
 
     def __init__(
@@ -69,12 +70,12 @@ class AgreementMod:
         self._folder = folder
 
     def secret(self, context: Context) -> Secret:
-        """Give the secret that was agreed on; for ``transform_mod``.
+        """Return the secret that was agreed on; for ``transform_mod``.
 
         Raises
         ------
         NotConfirmed
-            As long as there is none.
+            Until there is one.
         """
         return self._member(context).secret
 
@@ -86,7 +87,7 @@ class AgreementMod:
         Raises
         ------
         AgreementFailed
-            If something came that no honest server would pass on.
+            If something comes that no honest server would pass on.
         """
         if message.metadata.message_type != MESSAGE_TYPE and call_next is not None:
             return call_next(message, context)
@@ -95,14 +96,14 @@ class AgreementMod:
             try:
                 answer = _answer(member, _content(message))
             finally:
-                # Before anything is sent. A member that forgets may take another secret.
+                # Before anything is sent: a member that forgets may take another secret.
                 self._remember(member, context)
             content = RecordDict({RECORD: ConfigRecord({**_state(member), **answer})})
             return Message(content, reply_to=message)
 
     @contextmanager
     def _one_at_a_time(self, context: Context) -> Iterator[None]:
-        """Keep all others from the folder, or two messages at once could bring two secrets."""
+        """Lock the folder: two messages at once could otherwise bring two secrets."""
         if self._folder is None:
             yield
             return
@@ -146,7 +147,7 @@ def _of(context: Context, value: OfContext[T]) -> T:
 
 
 def _memory_name(identity: Identity, roster: Roster) -> str:
-    """Name what is remembered: every run, epoch and member is another agreement."""
+    """Return the name of the memory: every run, epoch and member has an agreement of its own."""
     return f"{RECORD}-{roster.digest.hex()[:32]}-{identity.fingerprint[:32]}"
 
 
@@ -157,7 +158,7 @@ def _content(message: Message) -> ConfigRecord:
 
 
 def _state(member: Member) -> dict[str, str | bytes]:
-    """Say how far a member is. Nobody has to believe it: it only helps the server to ask."""
+    """Describe the state of a member. It only helps the server to ask; no member relies on it."""
     state = AGREED if member.has_agreed else TAKEN if member.has_taken_a_secret else NONE
     said: dict[str, str | bytes] = {
         "member": member.fingerprint,
@@ -172,7 +173,7 @@ def _state(member: Member) -> dict[str, str | bytes]:
 
 
 def _answer(member: Member, asked: ConfigRecord) -> dict[str, bytes | list[str] | list[bytes]]:
-    """Do what the server asks for, as far as a member may."""
+    """Carry out a step that the server asks for, as far as a member may."""
     match asked.get("step"):
         case "card":
             return {"card": member.card()}
@@ -190,7 +191,7 @@ def _answer(member: Member, asked: ConfigRecord) -> dict[str, bytes | list[str] 
 
 
 def _check(member: Member, confirmations: list[bytes]) -> None:
-    """Check confirmations one by one: some may be of members that were left behind."""
+    """Check confirmations one by one: some may come from members with another secret."""
     failed: AgreementFailed | None = None
     for confirmation in confirmations:
         try:

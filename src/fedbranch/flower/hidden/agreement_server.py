@@ -1,7 +1,7 @@
-"""The server's part in the key agreement: it passes on what the nodes say to each other.
+"""The server's part in the key agreement: it passes on the messages between the nodes.
 
-It sees signed public keys, sealed envelopes and confirmations, none of which tells the secret.
-Nobody believes it anything; all that it can do is to be in the way.
+It sees signed public keys, sealed envelopes and confirmations, none of which reveals the secret.
+The members trust nothing that it says; it can only prevent an agreement.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 @dataclass(frozen=True)
 class Agreed:
-    """Who shares a secret now, as far as the server can tell.
+    """The nodes that share a secret now, as far as the server knows.
 
     Attributes
     ----------
     fingerprint
-        Names the secret, for ``hidden_arrays``; it says nothing about it.
+        The name of the secret, for ``hidden_arrays``; it reveals nothing about it.
     roster
-        Names the roster that these nodes have in common.
+        The name of the roster that these nodes have in common.
     members
         Node id -> the fingerprint of the node's identity.
     refused
         Node id -> why it has no secret.
     sessions
-        Node id -> since when it has been connected, of all that were asked.
+        Node id -> the time since which it has been connected, for all nodes that were asked.
     """
 
     fingerprint: str = ""
@@ -54,21 +54,21 @@ class Agreed:
 def agree(
     grid: Grid, min_nodes: int = 2, timeout: float = 600, *, before: Agreed | None = None
 ) -> Agreed:
-    """Let the nodes agree on a secret, by passing on what they say to each other.
+    """Let the nodes agree on a secret, by passing on their messages to each other.
 
     Parameters
     ----------
     grid
         Flower's way to the nodes.
     min_nodes
-        How many must have the secret in the end, of all that are connected by now. Members
-        themselves ask that more than half of their roster has it.
+        The least number of nodes that must have the secret in the end, of all that are connected
+        when it begins. Members themselves demand that more than half of their roster has it.
     timeout
-        Seconds that it may take if all answer. Whoever is silent for a quarter of it is left
-        out, and somebody else is asked to draw the secret.
+        Seconds that it may take if all answer. A node that is silent for a quarter of them is
+        left out, and another one is asked to draw the secret.
     before
-        What was agreed on earlier: only nodes that came since, or came back, are asked, and get
-        the same secret from a member that has it.
+        An earlier agreement. Only nodes that connected since, for the first time or again, are
+        asked. They get the same secret from a member that has it.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def agree(
     FederationStalled
         If too few nodes are connected for that long.
     NotConfirmed
-        If too few of them have the secret in the end; it says who refused what.
+        If too few of them have the secret in the end; the message names every refusal.
 
     Examples
     --------
@@ -125,14 +125,14 @@ def _gather(grid: Grid, num_needed: int, timeout: float) -> list[NodeInfo]:
         if time.monotonic() > until:
             raise FederationStalled(
                 f"{len(nodes)} nodes are connected and {num_needed} are needed to agree on a "
-                f"secret; nobody else came for {timeout:g} s. Start more nodes"
+                f"secret; no others connected within {timeout:g} s. Start more nodes"
             )
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 @dataclass
 class _Said:
-    """What a node says about itself."""
+    """The statement of a node about itself."""
 
     member: str
     roster: str
@@ -140,11 +140,11 @@ class _Said:
     card: bytes = b""
     confirmation: bytes = b""
     secret: str = ""
-    envelopes: dict[str, bytes] = field(default_factory=dict)  # member -> what to pass on
+    envelopes: dict[str, bytes] = field(default_factory=dict)  # member -> envelope to pass on
 
     @classmethod
     def of(cls, record: ConfigRecord) -> _Said:
-        """Read what a node says, which may be anything."""
+        """Read the statement of a node, which may be anything."""
 
         def words(name: str) -> list[str]:
             value = record.get(name, [])
@@ -167,17 +167,17 @@ class _Said:
 
 
 class _Relay:
-    """Carries messages between nodes, and remembers what each said last."""
+    """Carries messages between nodes, and remembers the last statement of each."""
 
     def __init__(self, grid: Grid, timeout_s: float) -> None:
         self.grid = grid
-        # Cards, a sealer, envelopes and confirmations: one that is silent leaves time for others.
+        # Cards, a sealer, envelopes, confirmations: a silent node leaves time for the other steps.
         self.step_s = timeout_s / 4
         self.said: dict[int, _Said] = {}
         self.refused: dict[int, str] = {}
 
     def ask(self, questions: Mapping[int, Mapping[str, str | list[bytes]]]) -> None:
-        """Send a message to each of these nodes, and take down what they say."""
+        """Send a message to each of these nodes, and keep their statements."""
         messages = [
             Message(
                 RecordDict({RECORD: ConfigRecord(dict(question))}),
@@ -215,17 +215,17 @@ class _Relay:
         self.said[node_id] = said
 
     def of_state(self, *states: str) -> list[int]:
-        """Give the nodes that are so far, by the fingerprints of their members."""
+        """Return the nodes in one of these states, in the order of their fingerprints."""
         found = [i for i, said in self.said.items() if said.state in states]
         return sorted(found, key=lambda node_id: self.said[node_id].member)
 
     def leave_out(self, node_id: int, reason: str) -> None:
-        """Do not ask a node any more."""
+        """Stop asking a node."""
         del self.said[node_id]
         self.refused[node_id] = reason
 
     def leave_out_the_odd(self, roster: str) -> None:
-        """Leave out who would spoil it for all: with another roster, or one identity twice."""
+        """Leave out nodes that would make all fail: with another roster, or one identity twice."""
         rosters = Counter(said.roster for said in self.said.values())
         members = Counter(said.member for said in self.said.values())
         usual = roster or max(rosters, key=lambda one: (rosters[one], one), default="")
@@ -236,18 +236,18 @@ class _Relay:
                 self.leave_out(node_id, f"several nodes have the identity {said.member[:16]}")
 
     def remember(self, members: Mapping[int, str], earlier: Agreed) -> None:
-        """Count on members that had the secret before, without asking them."""
+        """Count members that had the secret before, without asking them."""
         for node_id, member in members.items():
             known = _Said(member, earlier.roster, AGREED, secret=earlier.fingerprint)
             self.said.setdefault(node_id, known)
 
     def spread(self) -> None:
-        """Let one member seal the secret to all that have none, and all confirm it."""
+        """Let one member seal the secret to all members without it, and let all confirm it."""
         has_agreed = bool(self.of_state(AGREED))
         lacking = self.of_state(NONE, TAKEN) if has_agreed else self.of_state(NONE)
         if has_agreed and not lacking:
             return
-        # Whoever has the secret passes it on; else the lowest fingerprint draws one.
+        # A member that has the secret passes it on; without one, the lowest fingerprint draws it.
         for sealer in [*self.of_state(AGREED), *self.of_state(TAKEN), *self.of_state(NONE)]:
             others = [i for i in lacking if i != sealer and i in self.said]
             cards = [self.said[i].card for i in others]
@@ -269,7 +269,7 @@ class _Relay:
             self.ask({i: {"step": "check", "confirmations": confirmations} for i in holders})
 
     def outcome(self, earlier: Agreed, asked: Mapping[int, str]) -> Agreed:
-        """Sum up who shares the secret, together with what was so before."""
+        """Return the nodes that share the secret now, with those of the earlier agreement."""
         agreed = self.of_state(AGREED)
         names = Counter((self.said[i].secret, self.said[i].roster) for i in agreed)
         secret, roster = max(names, key=lambda name: (names[name], name), default=("", ""))
@@ -283,7 +283,7 @@ class _Relay:
         )
 
     def why_not(self) -> dict[int, str]:
-        """Give the nodes that have no secret, and why."""
+        """Return the nodes without a secret, each with the reason."""
         left = dict.fromkeys(self.of_state(NONE), "it was shown no envelope")
         left |= dict.fromkeys(self.of_state(TAKEN), "too few members confirmed its secret")
         agreed = self.of_state(AGREED)

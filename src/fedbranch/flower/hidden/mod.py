@@ -1,8 +1,8 @@
 """Models that the server does not know: hidden by a secret that only the clients share.
 
 The server starts with zeros instead of a model, :func:`hidden_arrays`. Every client has
-:func:`transform_mod` in front of its client app, which reveals what comes and hides what is
-sent. :func:`reveal` gives a member the model at the end. The strategy never notices.
+:func:`transform_mod` in front of its client app: it reveals what comes and hides what is sent.
+:func:`reveal` returns the model to a member at the end. The strategy works as usual.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ REASON_KEPT = (
     "the client app replied with an error; its reason is not sent, because there may be private "
     "values in it"
 )
-INITIAL_MODEL = "initial model"  # what its seed is derived for
-# The key agreement's messages, which are made to be seen by the server.
+INITIAL_MODEL = "initial model"  # the purpose for which its seed is derived
+# The messages of the key agreement, which the server may see.
 MESSAGE_TYPE = "query.fedbranch"
 RECORD = "fedbranch-agreement"
 
@@ -64,22 +64,23 @@ def hidden_arrays(
     Parameters
     ----------
     model
-        Arrays like those of the model; only shapes and dtypes are looked at.
+        Arrays like those of the model; only shapes and dtypes are used.
     kind
-        As the clients have it in :func:`transform_mod`.
+        The same as in the clients' :func:`transform_mod`.
     fingerprint
-        That of the clients' secret, ``agreed.fingerprint`` or ``Secret.fingerprint``: clients
-        with another secret refuse to train, and another run is not taken for this one. With
-        None nobody notices if clients have different secrets, and the models become nonsense.
+        The fingerprint of the clients' secret, ``agreed.fingerprint`` or ``Secret.fingerprint``.
+        Clients with another secret refuse to train, and another run is not mistaken for this
+        one. With None it goes unnoticed if clients have different secrets, and the models make
+        no sense.
     buffers
-        Names of the arrays that are averaged but never compared, as for
-        :class:`ClusteredStrategy`, which is then not told.
+        Names of the arrays that are averaged but never compared. :class:`ClusteredStrategy` then
+        needs no ``buffers``.
 
     Returns
     -------
     ArrayRecord
-        Zeros. They are float64 so that what a client sends back minus what it was sent is
-        its hidden update as float32, not a rounded one.
+        Zeros. They are float64, so that the difference between a client's reply and the model
+        sent is exactly its hidden update in float32.
 
     Examples
     --------
@@ -89,8 +90,8 @@ def hidden_arrays(
     {'fedbranch-hidden.rotation.59b03ffd.parameters': ('float64', (640,))}
     """
     zeros = {name: np.zeros_like(array) for name, array in _named(model).items()}
-    nobody = Secret(bytes(32), run="lengths only")  # lengths do not depend on the secret
-    hiding = _Hiding.of(nobody, _layout(zeros, buffers), kind)
+    placeholder = Secret(bytes(32), run="lengths only")  # lengths do not depend on the secret
+    hiding = _Hiding.of(placeholder, _layout(zeros, buffers), kind)
     return hiding.hidden(fingerprint).initial_record
 
 
@@ -103,35 +104,34 @@ def transform_mod(
 ) -> Mod:
     """Make a mod that keeps a client app's model from the server.
 
-    It must be the first in the list, ``ClientApp(mods=[transform_mod(...), ...])``: then it is
-    the first to see what comes and the last to see what goes, and the mods after it, such as
+    It must be the first in the list, ``ClientApp(mods=[transform_mod(...), ...])``. Then it is
+    the first to see what comes and the last to see what is sent. The mods after it, such as
     Flower's for clipping and noise, see the plain model, as the client app does.
 
     Parameters
     ----------
     secret
-        What the clients share, or how to get it from the context.
+        The clients' secret, or a function that returns it for a context.
     initial
-        Maps a seed, which follows from the secret, to the initial model. It must give the same
+        Maps a seed, which follows from the secret, to the initial model. It must return the same
         numbers on every client.
     kind
-        The transform; for all clients and the server the same.
+        The transform; the same for all clients and the server.
     buffers
         Names of the arrays that are averaged but never compared, as for ``hidden_arrays``.
 
     Returns
     -------
     Mod
-        It raises, and so the client sends nothing but the reason, if
+        It raises in these cases, and the client sends nothing but the reason:
 
-        - there is no secret: the ``AgreementFailed`` that ``secret`` raises;
-        - arrays come that are not hidden in this way: ``TransformMismatch``;
-        - the reply has arrays that it does not know how to hide, or a ``ConfigRecord``:
-          ``TransformMismatch``;
+        - There is no secret: the ``AgreementFailed`` that ``secret`` raises.
+        - Arrays come that are not hidden in this way: ``TransformMismatch``.
+        - The reply has arrays that it cannot hide, or a ``ConfigRecord``: ``TransformMismatch``.
         - ``secret``, ``initial`` or the client app raise anything else: ``ClientFailed``, without
-          the message of that error, in which numbers might be.
+          the message of that error, which might contain numbers.
 
-        An error that the client app replies with keeps its code and loses its reason.
+        If the client app replies with an error, its code is sent and its reason is not.
 
     Examples
     --------
@@ -141,12 +141,12 @@ def transform_mod(
     """
     if not (isinstance(secret, Secret) or callable(secret)):
         raise TypeError(
-            f"secret is of type {type(secret).__name__}; give a Secret, or a function that maps "
+            f"secret is of type {type(secret).__name__}; pass a Secret, or a function that maps "
             "the context to one"
         )
     if not callable(initial):
         raise TypeError(
-            f"initial is of type {type(initial).__name__}; give a function that maps a seed to the "
+            f"initial is of type {type(initial).__name__}; pass a function that maps a seed to the "
             "initial model"
         )
     if kind not in get_args(Kind):
@@ -161,8 +161,8 @@ def transform_mod(
                 known = secret if isinstance(secret, Secret) else secret(context)
                 if not isinstance(known, Secret):
                     raise _WrongType(
-                        f"the function that gives the secret gave {type(known).__name__}; it must "
-                        "give a Secret, or raise an error if there is none"
+                        f"the function that gives the secret returned {type(known).__name__}; it "
+                        "must return a Secret, or raise an error if there is none"
                     )
             with masked("the function that gives the initial model"):
                 hiding = _hiding(known, initial, kind, names)
@@ -196,12 +196,12 @@ def reveal(
     kind: Kind = "rotation",
     buffers: Collection[str] | None = None,
 ) -> ArrayRecord:
-    """Give a member the model behind hidden arrays, such as ``result.arrays_of(client_id)``.
+    """Return the model behind hidden arrays, such as ``result.arrays_of(client_id)``, to a member.
 
     Parameters
     ----------
     arrays
-        What the server has.
+        The arrays that the server has.
     secret, initial, kind, buffers
         As for :func:`transform_mod`.
 
@@ -215,7 +215,7 @@ def reveal(
 
 @dataclass(frozen=True)
 class _Hiding:
-    """A model as its members know it, and as the server sees it."""
+    """A model as the members know it, and as the server sees it."""
 
     secret: Secret
     kind: Kind
@@ -241,12 +241,12 @@ class _Hiding:
         model = _named(initial(secret.seed(INITIAL_MODEL)))
         try:
             layout = _layout(model, buffers)
-        except (TypeError, ValueError) as error:  # which quotes names, and no numbers
+        except (TypeError, ValueError) as error:  # its message quotes names, and no numbers
             raise TransformMismatch(f"the initial model cannot be hidden: {error}") from None
         return cls.of(secret, layout, kind)
 
     def hidden(self, fingerprint: str | None) -> Layout:
-        """Describe what the server sees, which begins with zeros."""
+        """Return the layout that the server sees; its initial model is zeros."""
         prefix = ".".join([HIDDEN_PREFIX, self.kind, *([fingerprint] if fingerprint else [])])
         lengths = {
             HIDDEN_PARAMS: self.transform.params.num_hidden,
@@ -258,7 +258,7 @@ class _Hiding:
 
     @cached_property
     def accepted(self) -> list[Layout]:
-        """What the server may send: with the name of the secret, or without it."""
+        """The layouts that the server may send: with the name of the secret, or without it."""
         return [self.hidden(self.secret.fingerprint), self.hidden(None)]
 
     def received(self, record: ArrayRecord) -> _Received:
@@ -288,7 +288,7 @@ class _Hiding:
         return _Received(self, hidden, params, buffers)
 
     def revealed_buffers(self, hidden: Vector) -> Vector:
-        """Give what buffers moved by; whole numbers are rounded where they are added."""
+        """Return the plain displacement of buffers; whole numbers are rounded later."""
         statistics, counters = np.split(
             hidden.astype(np.float64), [self.transform.buffers.num_hidden]
         )
@@ -311,7 +311,7 @@ class _Hiding:
 
 @dataclass(frozen=True)
 class _Received:
-    """What came from the server, as displacements from the initial model, still hidden."""
+    """The model from the server, as displacements from the initial model, still hidden."""
 
     hiding: _Hiding
     layout: Layout
@@ -321,7 +321,7 @@ class _Received:
     @cached_property
     def plain(self) -> ArrayRecord:
         """The model that it stands for."""
-        # As float32 before the initial model is added: so a permutation changes no bit.
+        # As float32 before the initial model is added, so that a permutation changes no bit.
         params = self.hiding.transform.params.reveal(self.params.astype(np.float64))
         buffers = self.hiding.revealed_buffers(self.buffers)
         layout = self.hiding.layout
@@ -392,7 +392,7 @@ def _hidden_reply(content: RecordDict, key: str, received: _Received | None) -> 
         if half is not None:
             hidden[half_key] = received.with_half_difference(half)
         hidden[key] = received.answered_by(records[key])
-    except InvalidUpdate as error:  # which quotes names, dtypes and shapes, and no numbers
+    except InvalidUpdate as error:  # its message quotes names, dtypes and shapes, and no numbers
         raise TransformMismatch(
             f"the client app replied with another model than it got: {error}"
         ) from None
@@ -414,7 +414,7 @@ class _WrongType(TypeError):
 
 @contextmanager
 def masked(what: str) -> Iterator[None]:
-    """Keep the messages of errors from the server, but for those that we word ourselves."""
+    """Keep the messages of errors from the server, except those that are worded here."""
     try:
         yield
     except (AgreementFailed, TransformMismatch, _WrongType):  # they quote no private values
@@ -424,7 +424,7 @@ def masked(what: str) -> Iterator[None]:
 
 
 def _without_its_message(error: Exception) -> str:
-    """Say what was raised and where, which helps to find it and contains no numbers."""
+    """Return what was raised and where: it helps to find the error and contains no numbers."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno} "

@@ -1,25 +1,24 @@
-"""How a tree grew: which nodes there were, and who stood where, after every round.
+"""How the tree of a run grew: its nodes and the positions of its clients after every round.
 
-A saved tree knows only its last state, and a run that is going on saves it every few rounds.
-The history has the rest: followed from the first round on, it says where everybody stood.
+A saved tree has only its last state, and a run saves it every few rounds. The history has every
+round: each record names the nodes that came and went, and the clients that moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fedbranch.rules import Decision
 from fedbranch.runs import Round
 from fedbranch.server.records import RoundRecord
 from fedbranch.tree import ParameterTree
 
-__all__ = ["Branch", "Growth", "Saved", "grow"]
+__all__ = ["Branch", "Growth", "grow"]
 
 
 @dataclass
 class Branch:
-    """A node of the tree, without its numbers."""
+    """A node of the tree, without its parameters."""
 
     id: int
     parent_id: int | None
@@ -27,37 +26,48 @@ class Branch:
     child_ids: tuple[int, ...] = ()
     split_in_round: int | None = None
 
-
-@dataclass(frozen=True)
-class Saved:
-    """A tree that was saved, and the round after which it was."""
-
-    tree: ParameterTree
-    round: int
+    @property
+    def is_leaf(self) -> bool:
+        """Return whether clients train at this node."""
+        return not self.child_ids
 
 
 @dataclass
 class Growth:
-    """The tree after some rounds.
+    """The tree after a round.
 
     Attributes
     ----------
     nodes
-        Those that there are, by id. Clusters that were merged back are gone.
+        Node id -> node, in the order of the ids. Nodes that a merge removed are absent.
     positions
-        Client id -> the node at which it stands.
+        Client id -> the node at which the client stands.
     children_of
-        (round, node) -> ids of the children that it was split into then.
+        (round, node) -> ids of the children that the node got in that round.
     """
 
     nodes: dict[int, Branch] = field(default_factory=lambda: {0: Branch(0, None, 0)})
     positions: dict[str, int] = field(default_factory=dict)
     children_of: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    _next_id: int = 1
-    _home: dict[str, int] = field(default_factory=dict)  # where newcomers begin, if not at the root
+
+    @classmethod
+    def of_tree(cls, tree: ParameterTree) -> Growth:
+        """Return the nodes and positions of a tree, for a run without any round."""
+        nodes = {
+            node.id: Branch(
+                node.id, node.parent_id, node.born_in_round, node.child_ids, node.split_in_round
+            )
+            for node in tree
+        }
+        return cls(nodes, {client_id: tree.position(client_id) for client_id in tree.client_ids})
+
+    @property
+    def leaf_ids(self) -> list[int]:
+        """The ids of the clusters in training, ascending."""
+        return [node.id for node in self.nodes.values() if node.is_leaf]
 
     def clients_at(self) -> dict[int, list[str]]:
-        """Give the clients at or below every node, in the order of their ids."""
+        """Return the clients at or below every node, sorted by id."""
         clients: dict[int, list[str]] = {node_id: [] for node_id in self.nodes}
         for client_id, position in sorted(self.positions.items()):
             node_id: int | None = position
@@ -66,103 +76,52 @@ class Growth:
                 node_id = self.nodes[node_id].parent_id
         return clients
 
-    def begin_with(self, first: RoundRecord, saved: Saved | None) -> None:
-        """Start from given clusters, if there were any before the first round."""
-        num_found = sum(len(split.groups) for split in first.splits)
-        num_given = max(first.cluster_sizes, default=0) - num_found
-        if num_given > 0:
-            self._split(0, num_given, in_round=0)
-        if saved is not None and saved.tree.root.split_in_round == 0:
-            tree = saved.tree
-            self._home = {client_id: tree.position(client_id) for client_id in tree.client_ids}
-
     def follow(self, record: RoundRecord) -> None:
-        """Change as the server did in a round."""
+        """Apply what a record says about nodes and clients."""
+        split_now = {decision.node_id for decision in record.splits}
+        for node_id, child_ids in sorted(record.children.items()):  # parents before children
+            # Clusters that were given exist since before the first round.
+            in_round = record.round if node_id in split_now else record.round - 1
+            self._split(node_id, child_ids, in_round=in_round)
         for client_id in record.left:
             self.positions.pop(client_id, None)
-        for client_id in record.joined:
-            self.positions[client_id] = self._home.get(client_id, 0)
-        for move in record.routed:
-            self._place(move.client_id, move.to_node)
-        for decision in record.decisions:
-            if decision.verdict == "split":
-                self._carry_out(decision)
-        for decision in record.decisions:
-            if decision.verdict == "merge":
-                self._merge(decision.node_id)
-            for client_id, leaf_id in decision.moves.items():
-                self._place(client_id, leaf_id)
+        self.positions |= dict.fromkeys(record.joined, 0)
+        self.positions |= record.moved
+        if record.vanished:
+            self._remove(record.vanished)
 
-    def take_over(self, tree: ParameterTree) -> None:
-        """Be as a saved tree is: it knows what no record tells."""
-        self.nodes = {
-            node.id: Branch(
-                node.id, node.parent_id, node.born_in_round, node.child_ids, node.split_in_round
-            )
-            for node in tree
-        }
-        self.positions = {client_id: tree.position(client_id) for client_id in tree.client_ids}
-        self._next_id = max(self._next_id, *(node_id + 1 for node_id in self.nodes))
-
-    def _place(self, client_id: str, node_id: int) -> None:
-        if node_id in self.nodes:
-            self.positions[client_id] = node_id
-
-    def _carry_out(self, split: Decision) -> None:
-        if split.node_id not in self.nodes or self.nodes[split.node_id].child_ids:
+    def _split(self, node_id: int, child_ids: tuple[int, ...], *, in_round: int) -> None:
+        if node_id not in self.nodes:
             return
-        child_ids = self._split(split.node_id, len(split.groups), in_round=split.round)
-        for child_id, client_ids in zip(child_ids, split.groups, strict=True):
-            for client_id in client_ids:
-                self.positions[client_id] = child_id
-
-    def _split(self, node_id: int, num_groups: int, *, in_round: int) -> tuple[int, ...]:
-        # The server counts its nodes up and uses no number twice.
-        child_ids = tuple(range(self._next_id, self._next_id + num_groups))
-        self._next_id += num_groups
         for child_id in child_ids:
             self.nodes[child_id] = Branch(child_id, node_id, in_round)
         self.nodes[node_id].child_ids = child_ids
         self.nodes[node_id].split_in_round = in_round
         self.children_of[in_round, node_id] = child_ids
-        return child_ids
 
-    def _merge(self, node_id: int) -> None:
-        if node_id not in self.nodes:
-            return
-        below = list(self.nodes[node_id].child_ids)
-        for child_id in below:  # grows while we walk over it
-            below.extend(self.nodes[child_id].child_ids)
-        gone = set(below)
-        for client_id, position in self.positions.items():
-            if position in gone:
-                self.positions[client_id] = node_id
-        for child_id in gone:
-            del self.nodes[child_id]
-        self.nodes[node_id].child_ids = ()
-        self.nodes[node_id].split_in_round = None
+    def _remove(self, vanished: Mapping[int, int]) -> None:
+        """Remove nodes; their clients go to the node named for each, which may be gone itself."""
+        for node_id in vanished:
+            self.nodes.pop(node_id, None)
+        for node in self.nodes.values():
+            if vanished.keys() & set(node.child_ids):
+                node.child_ids, node.split_in_round = (), None  # it loses all children at once
+        for client_id, node_id in self.positions.items():
+            while node_id in vanished:
+                node_id = vanished[node_id]
+            self.positions[client_id] = node_id
 
 
-def grow(
-    history: Sequence[Round], saved: Saved | None, growth: Growth
-) -> Iterator[tuple[Round, Growth]]:
-    """Follow a history; give every round, and the tree as it was after it.
+def grow(history: Iterable[Round], growth: Growth) -> Iterator[tuple[Round, Growth]]:
+    """Follow a history, and yield every round with the tree after it.
 
     Parameters
     ----------
     history
-        All rounds.
-    saved
-        The tree as saved last, not later than the last round; None if nothing was saved.
+        All rounds, from the first one on.
     growth
-        Grows. It is the same object in every round.
+        The tree before the first round. It is changed; every pair has the same object.
     """
-    if history:
-        growth.begin_with(history[0].record, saved)
-    elif saved is not None:
-        growth.take_over(saved.tree)
     for entry in history:
         growth.follow(entry.record)
-        if saved is not None and entry.record.round == saved.round:
-            growth.take_over(saved.tree)
         yield entry, growth

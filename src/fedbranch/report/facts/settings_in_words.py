@@ -9,11 +9,31 @@ from collections.abc import Mapping
 from fedbranch import rules
 from fedbranch.types import JSON
 
-__all__ = ["rule_text", "small_facts"]
+__all__ = ["METHOD_TITLES", "rule_text", "small_facts"]
+
+LONGEST_VALUE = 200  # characters
+
+METHOD_TITLES = {
+    "cfl": "CFL",
+    "fedavg": "plain FL",
+    "local": "alone",
+    "oracle": "oracle",
+    "ifca": "IFCA (told k)",
+}
 
 
 def small_facts(about: JSON, num_clients: int, *, in_training: bool) -> list[list[str]]:
-    """Give the settings that people ask for first, as pairs of name and value."""
+    """Return the settings that readers ask for first, as pairs of name and value.
+
+    Parameters
+    ----------
+    about
+        The content of ``run.json``.
+    num_clients
+        Number of clients that the run ever had.
+    in_training
+        Whether its metrics are those that clients report in training.
+    """
     model = about.get("model")
     facts: dict[str, object] = {
         "clients": f"{num_clients:,}",
@@ -33,11 +53,19 @@ def small_facts(about: JSON, num_clients: int, *, in_training: bool) -> list[lis
         facts["batch size"] = training.get("batch_size")
         duration = str(training.get("duration")).split(", ")
         facts["trained for"] = ", ".join(d for d in duration if not d.startswith("None"))
-    return [[name, str(value)[:200]] for name, value in facts.items() if value is not None]
+    return [
+        [name, str(value)[:LONGEST_VALUE]] for name, value in facts.items() if value is not None
+    ]
 
 
 def rule_text(rule: JSON | None) -> str:
-    """Write a rule as it is written in Python, without the settings that it has by default."""
+    """Write a rule as in Python, without the settings that have their default.
+
+    Examples
+    --------
+    >>> rule_text({"name": "AutoRule", "settings": {"coverage": 0.5, "error_level": 0.05}})
+    'AutoRule(coverage=0.5)'
+    """
     if not isinstance(rule, dict):
         return ""
     name, settings = str(rule.get("name")), rule.get("settings") or {}
@@ -47,16 +75,16 @@ def rule_text(rule: JSON | None) -> str:
         if dataclasses.is_dataclass(shipped)
         else {}
     )
-    told = [
+    changed = [
         f"{key}={value!r}"
         for key, value in settings.items()
         if key not in defaults or _as_json(defaults[key]) != value
     ]
-    return f"{name}({', '.join(told)})"
+    return f"{name}({', '.join(changed)})"
 
 
 def _optimizer_text(saved: str) -> str:
-    """Shorten what is saved of an optimizer to its name and learning rate."""
+    """Shorten the saved description of an optimizer to its name and learning rate."""
     rate = re.search("'lr': '([^']+)'", saved)
     return saved.split(" [")[0] + (f", learning rate {rate[1]}" if rate else "")
 

@@ -1,7 +1,7 @@
 """How similar the clients' updates were when a cluster was split, as a matrix to look at.
 
-The updates are those that the saved tree keeps on its edges. Clients are put in the order of
-the dendrogram, child after child, so that groups are blocks on the diagonal.
+The updates are those that the saved tree keeps on its edges. The clients are in the order of
+the dendrogram, child after child, so groups are blocks on the diagonal.
 """
 
 from __future__ import annotations
@@ -14,41 +14,45 @@ from numpy.typing import NDArray
 
 from fedbranch.core.geometry import cosine_similarity, to_numpy
 from fedbranch.core.linkage import hierarchy, separation_gap
-from fedbranch.report.facts.series import number
+from fedbranch.report.facts.folding import folded, number
 from fedbranch.tree import Node, ParameterTree
 from fedbranch.types import JSON
 
-__all__ = ["dendrogram_order", "folded", "similarities"]
+__all__ = ["dendrogram_order", "similarities"]
 
 MOST_CELLS = 256  # per side
 MOST_CELLS_IN_ALL = 900_000
-MOST_COMPARED = 4096  # clients of one matrix; of more, so many at equal distances
+FEWEST_CELLS = 8  # per side: below, cells are not made larger
+MOST_COMPARED = 4096  # clients of one matrix; of more, those at equal distances
 
 
 def similarities(
     tree: ParameterTree, index_of: Mapping[str, int], groups: Mapping[str, str]
 ) -> list[JSON]:
-    """Give the similarity matrix of every split whose updates were kept.
+    """Compute the similarity matrix of every split whose updates were kept.
 
     Parameters
     ----------
     tree
-        As saved.
+        As saved last.
     index_of
-        Client id -> its number in the report.
+        Client id -> its place in the report.
     groups
         Client id -> its true group, where known.
     """
     split_nodes = [node for node in tree if _compared(tree, node, index_of)]
     counts = [len(_compared(tree, node, index_of)) for node in split_nodes]
     most_cells = MOST_CELLS
-    while most_cells > 8 and sum(min(n, most_cells) ** 2 for n in counts) > MOST_CELLS_IN_ALL:
+    while (
+        most_cells > FEWEST_CELLS
+        and sum(min(n, most_cells) ** 2 for n in counts) > MOST_CELLS_IN_ALL
+    ):
         most_cells //= 2
     return [_of_split(tree, node, index_of, groups, most_cells) for node in split_nodes]
 
 
 def dendrogram_order(similarity: NDArray[np.floating]) -> list[int]:
-    """Order rows so that every group of the hierarchy stands together, similar ones side by side.
+    """Order rows so that every group of the hierarchy is together, similar ones side by side.
 
     Returns
     -------
@@ -69,27 +73,10 @@ def dendrogram_order(similarity: NDArray[np.floating]) -> list[int]:
     return group_of[0]
 
 
-def folded(matrix: NDArray[np.floating], size: int) -> NDArray[np.float64]:
-    """Average neighbouring rows and columns, to so many cells per side.
-
-    Cell i has the rows from ``i * len(matrix) // size`` on, up to the next cell's.
-
-    Examples
-    --------
-    >>> folded(np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.5, 0.5, 1.0]]), 1).tolist()
-    [[0.5555555555555556]]
-    """
-    starts = np.arange(size) * len(matrix) // size
-    counts = np.diff(np.append(starts, len(matrix)))
-    sums = np.add.reduceat(np.add.reduceat(matrix.astype(np.float64), starts, 0), starts, 1)
-    means: NDArray[np.float64] = sums / np.outer(counts, counts)
-    return means
-
-
 def _compared(
     tree: ParameterTree, node: Node, index_of: Mapping[str, int]
 ) -> list[tuple[str, int]]:
-    """Give the clients that a split compared, each with the child that it went to."""
+    """Return the clients that a split compared, each with the child that it went to."""
     pairs = [
         (client_id, child_id)
         for child_id in node.child_ids

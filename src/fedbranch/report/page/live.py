@@ -1,8 +1,9 @@
 """The page of a run that goes on: a small server for this machine's own browsers.
 
-It listens on 127.0.0.1 only, and answers two addresses: ``/`` is the page and ``/facts.json``
-what it shows, read again when the folder has changed. Nothing else of the folder, or of the
-disk, can be asked for. A web site that points its own name at 127.0.0.1 is refused by the name.
+It listens on 127.0.0.1 only, and answers two addresses: ``/`` is the page, ``/facts.json`` the
+facts that it shows. They are read again when the folder has changed. No other file of the folder
+or the disk can be requested. A web site that points its own name at 127.0.0.1 is refused by that
+name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedbranch.report.page.page import page_of
 from fedbranch.runs import RunFolder
 from fedbranch.types import JSON
 
-__all__ = ["serving", "watch"]
+__all__ = ["own_names", "serving", "watch"]
 
 ADDRESS = "127.0.0.1"
 PORTS_TRIED = 20  # from the given one on, if it is taken
@@ -49,18 +50,18 @@ def watch(path: Path, *, port: int, opens_browser: bool, on_ready: Callable[[str
     Parameters
     ----------
     path
-        The run folder. It may have nothing in it yet, or not be there: the page waits.
+        The run folder. It may be empty or missing: the page waits for the run.
     port
-        Where to listen; if it is taken, at the next free one. 0 lets the system choose.
+        Where to listen. If it is taken, the next free one is used; 0 lets the system choose.
     opens_browser
-        Whether to open the page.
+        Whether to open the page in a browser.
     on_ready
-        Is given the page's address.
+        Called with the page's address.
 
     Raises
     ------
     ValueError
-        If there can be no such port.
+        If no port has that number.
     OSError
         If that port and those after it are taken.
     """
@@ -86,7 +87,7 @@ def watch(path: Path, *, port: int, opens_browser: bool, on_ready: Callable[[str
 
 @contextmanager
 def serving(path: Path, *, port: int) -> Iterator[str]:
-    """Serve the page of a run meanwhile; the parameters and errors are those of :func:`watch`.
+    """Serve the page of a run inside a ``with`` block; see :func:`watch` for the parameters.
 
     Yields
     ------
@@ -113,7 +114,7 @@ def _listening(path: Path, port: int) -> _Server:
             return _Server(path, candidate)
         except PermissionError as error:
             raise PermissionError(
-                f"port {candidate} is not for everybody; give one from 1024 on, or 0 for any"
+                f"port {candidate} needs special rights; give one from 1024 on, or 0 for any"
             ) from error
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -130,7 +131,7 @@ class _Snapshot(NamedTuple):
 
 
 class _Folder:
-    """A run folder that somebody writes into, and what was read of it last."""
+    """A run folder that grows, and what was read of it last."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,7 +140,7 @@ class _Folder:
         self._snapshot: _Snapshot | None = None
 
     def read(self) -> _Snapshot:
-        """Give the facts as they are now; those read last, if nothing was written since."""
+        """Return the present facts; those read last, if nothing was written since."""
         with self._lock:
             marks = self._marks_now()
             if self._snapshot is None or marks != self._marks:
@@ -147,14 +148,14 @@ class _Folder:
                     self._snapshot = _snapshot(self._facts_now())
                     self._marks = marks
                 except (FedbranchError, OSError) as error:
-                    # What is being replaced was tried again already; the next request may
-                    # find it whole, so the marks stay as they are.
+                    # A file that is being replaced was read several times already. The next
+                    # request may find it whole, so the marks stay as they are.
                     if self._snapshot is None or not self._snapshot.facts["runs"]:
                         self._snapshot = _snapshot(_waiting(f"It cannot be read yet: {error}."))
             return self._snapshot
 
     def _marks_now(self) -> list[tuple[str, int, int]]:
-        """Say which of the files that change are there, how long, and of when."""
+        """Return the names, sizes and times of the files that a run changes."""
         folders = [self._path, *sorted((self._path / "baselines").glob("*"))]
         marks = []
         for file in (folder / name for folder in folders for name in WRITTEN):
@@ -177,7 +178,7 @@ def _snapshot(facts: JSON) -> _Snapshot:
 
 
 def _waiting(words: str) -> JSON:
-    """Give facts of no run, which the page shows as waiting."""
+    """Return facts without a run, which the page shows as waiting."""
     return {
         "schema": SCHEMA,
         "fedbranch": fedbranch.__version__,
@@ -187,22 +188,22 @@ def _waiting(words: str) -> JSON:
     }
 
 
-def _own_names(port: int) -> set[str]:
-    """Give what browsers call us in the Host header; the port 80 they leave out."""
+def own_names(port: int) -> set[str]:
+    """Return the values of the Host header that browsers send; they leave out port 80."""
     names = {ADDRESS, "localhost"}
     return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a browser that keeps a connection open keeps nobody from stopping
-    allow_reuse_address = sys.platform != "win32"  # where it would share a port that is taken
+    daemon_threads = True  # a connection that a browser keeps open does not delay the end
+    allow_reuse_address = sys.platform != "win32"  # on Windows it would share a port that is taken
 
     def __init__(self, path: Path, port: int) -> None:
         self.folder = _Folder(path)
         super().__init__((ADDRESS, port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing about browsers that leave before the answer."""
+        """Ignore browsers that leave before the answer."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -215,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page or the facts."""
-        if self.headers.get("Host") not in _own_names(self.server.server_port):
+        if self.headers.get("Host") not in own_names(self.server.server_port):
             self._refuse(HTTPStatus.FORBIDDEN, "this page is for this machine only")
         elif self.path == "/":
             page = page_of(self.server.folder.read().facts, live=True)
@@ -227,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(HTTPStatus.OK, "application/json", body, tag)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there are only / and /facts.json here")
+            self._refuse(HTTPStatus.NOT_FOUND, "only / and /facts.json are here")
 
     do_HEAD = do_GET  # noqa: N815 - the base class calls it so
 
@@ -257,4 +258,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it so
-        """Keep quiet: requests are no news."""
+        """Print nothing about requests."""

@@ -1,11 +1,11 @@
 """The facts of runs as one page: a single HTML file that needs nothing but a browser.
 
-The page's parts are in ``assets/``: a template, a style sheet and small scripts, one idea each,
-which are put one after the other into one inline script. Nothing is built or fetched.
+The page's parts are in ``assets/``: a template, a style sheet and small scripts, one idea each.
+The scripts are put one after the other into one inline script. Nothing is built or fetched.
 
-Clients choose what they are called, and refusals quote what they sent. So facts enter the page
-as JSON that cannot end its element, the scripts show them as text only, and the page's policy
-allows no script, style or request but its own.
+Clients choose their names, and refusals quote what clients sent. So facts enter the page as JSON
+that cannot end its element, and the scripts show them as text only. The page's policy allows no
+script, style or request but its own.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SCRIPTS = (
 
 
 def page_of(facts: JSON, *, live: bool = False) -> str:
-    """Give the page that shows the facts of one or more runs.
+    """Return the page that shows the facts of one or more runs.
 
     Parameters
     ----------
     facts
-        As :func:`fedbranch.report.facts.facts.read_facts` gives them.
+        What :func:`fedbranch.report.facts.facts.read_facts` returned.
     live
-        Whether the page asks its own server for news.
+        Whether the page asks its own server for newer facts.
 
     Raises
     ------
@@ -63,17 +63,17 @@ def page_of(facts: JSON, *, live: bool = False) -> str:
         "facts": _embedded(facts),
         "script": script,
     }
-    # In one pass: what a part contains is never taken for a place to fill.
+    # In one pass, so that the content of a part is never taken for a place to fill.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
 
 
 def write_page(facts: JSON, path: Path) -> None:
-    """Write the page to a file, all of it or nothing.
+    """Write the page to a file, as a whole or not at all.
 
     Raises
     ------
     CannotWrite
-        If the disk is full, or refuses.
+        If the disk is full or refuses the file.
     """
     replace_file(path, page_of(facts).encode(errors="replace"))
 
@@ -83,13 +83,13 @@ def _asset(name: str) -> str:
 
 
 def _embedded(facts: JSON) -> str:
-    """Give JSON in which no text can end the element around it, or begin another."""
+    """Return JSON in which no text can end the element around it, or begin another."""
     text = json.dumps(facts, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
 def _policy(style: str, script: str, *, live: bool) -> str:
-    """Say what the page may do: run its own script, use its own style, and nothing else."""
+    """Return a policy that allows the page's own script and style, and nothing else."""
     rules = [
         "default-src 'none'",
         f"script-src '{_digest(script)}'",

@@ -1,4 +1,4 @@
-"""What is in the data folder, as text."""
+"""Print what the data folder holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKED = {
 
 
 def print_holding(holding: Holding, console: Console) -> None:
-    """Print what is in a data set that was checked."""
+    """Print the parts of a data set, and how its files were checked."""
     lines = [f"{holding.title} in {holding.folder or 'scikit-learn'}"]
     width = max(len(name) for name in holding.parts)
     for name, part in holding.parts.items():
@@ -31,7 +31,7 @@ def print_holding(holding: Holding, console: Console) -> None:
 
 
 def print_holdings(holdings: Sequence[Holding], console: Console) -> None:
-    """Print which data sets are there."""
+    """Print which data sets the folder holds."""
     width = max(len(holding.name) for holding in holdings)
     lines = [f"{holding.name:{width}}  {_files(holding)}" for holding in holdings]
     lines.append("`fedbranch data NAME` fetches what is missing and checks what is there.")

@@ -44,11 +44,11 @@ SMALLEST_ENTRY = float(np.finfo(np.float32).smallest_normal)
 # An entry is at most as large as its block is long, and the largest at least 1/32 of that.
 SURELY_NOT_TINY, SURELY_NOT_LARGE = 1e3 * SMALLEST_ENTRY, 1e-3 * LARGEST_ENTRY
 
-# Nobody trains on less of an example. Without a limit a few clients could make a server that adds
-# updates up keep a sum for every size that a float can have.
+# No client trains on less of an example. Without a limit, a few clients could make a server that
+# adds updates up keep a sum for every exponent that a float can have.
 SMALLEST_WEIGHT = 1e-9
 
-# Whatever a client says is kept for ever in the history, so nobody may say much.
+# What a client says is kept in the history for ever, so its length is limited.
 MOST_METRICS = 1000
 LONGEST_NAME = 100  # characters of a metric's name
 
@@ -117,7 +117,7 @@ def check_update(update: Update, expected: Expected) -> Reply:
 def check_batch(
     batch: UpdateBatch, expected: Expected
 ) -> tuple[dict[str, tuple[str, Reply]], dict[str, str]]:
-    """Do for many updates what :func:`check_update` does for one.
+    """Check many updates, as :func:`check_update` checks one.
 
     Returns
     -------
@@ -228,9 +228,9 @@ def _problems_of(name: str, column: Array) -> dict[int, str]:
 
 
 def is_sane(lengths: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Say which vectors that need not move, such as buffers, can be used, by their lengths.
+    """Find vectors that surely can be used, by their lengths; for those that need not move.
 
-    Of the others nothing is said.
+    For example buffers. The others may be usable or not.
     """
     is_short: NDArray[np.bool_] = lengths < SURELY_NOT_LARGE
     return is_short
@@ -318,8 +318,8 @@ def _checked_vector(array: Array, length: int, name: str) -> Vector:
         )
     if original.shape != (length,):
         raise InvalidUpdate(f"the {name} has shape {original.shape}; send shape ({length},)")
-    # A copy of our own, and that is what is checked: whoever sent it may go on writing into
-    # the original, and a masked array or a wider type may hide what the copy will hold.
+    # A copy of our own is made and checked: the client may go on writing into the original, and a
+    # masked array or a wider type may hide what the copy will hold.
     with np.errstate(over="ignore"):
         vector = np.array(original, dtype=np.float32)
     if not np.isfinite(vector).all():
@@ -330,7 +330,7 @@ def _checked_vector(array: Array, length: int, name: str) -> Vector:
 
 
 def _as_float(value: object) -> float | None:
-    """Give a number as a float, and None for what is not a number."""
+    """Convert a number to a float; None if it is not a number."""
     if type(value) is float:  # nearly always, and the other question takes long
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

@@ -59,7 +59,7 @@ class LeafStore(Protocol):
 
     @property
     def can_measure(self) -> bool:
-        """Whether models can be made for clients to measure how a split would pay.
+        """True if models can be made for clients to measure how a split would pay.
 
         Sums cannot be taken apart by groups.
         """
