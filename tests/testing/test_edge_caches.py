@@ -11,16 +11,17 @@ from fedbranch.testing import check_edge_cache
 from fedbranch.tree import row_blocks
 
 
-def test_whole_updates_in_memory_keep_the_contract():
-    check_edge_cache(InMemory)
-
-
-def test_whole_updates_on_disk_keep_the_contract(tmp_path):
-    check_edge_cache(lambda: OnDisk(folder=tmp_path / "edges"))
-
-
-def test_sketches_keep_the_contract_with_their_error():
-    check_edge_cache(lambda: Sketched(size=128, seed=5), error=0.4)
+@pytest.mark.parametrize(
+    ("cache_in", "error"),
+    [
+        (lambda folder: InMemory(), {}),
+        (lambda folder: OnDisk(folder=folder / "edges"), {}),
+        (lambda folder: Sketched(size=128, seed=5), {"error": 0.4}),
+    ],
+    ids=["memory", "disk", "sketches"],
+)
+def test_our_caches_keep_their_contract(cache_in, error, tmp_path):
+    check_edge_cache(lambda: cache_in(tmp_path), **error)
 
 
 @dataclass(frozen=True)

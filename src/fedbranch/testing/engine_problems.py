@@ -145,16 +145,16 @@ class _Standardised(nn.Module):
         return x.mul_(0.5)
 
 
-def problems(device: str) -> dict[str, Problem]:
-    """Make all problems, by name, with their models on a device."""
+def problems() -> dict[str, Problem]:
+    """Make all problems, by name, on the CPU."""
     sgd = LocalTraining(epochs=2, batch_size=10, metrics={"share_right": _share_right})
     few_steps = LocalTraining(steps=7, batch_size=4)
     return {
-        "mlp": _problem(device, [], sgd),
-        "signal": _problem(device, [], replace(sgd, send_gradient=True)),
-        "dropout": _problem(device, [nn.Dropout(0.3)], few_steps),
-        "buffers": _problem(device, [nn.BatchNorm1d(NUM_HIDDEN)], sgd),
-        "writes inputs": _problem(device, [], sgd, before=[_Standardised()]),
+        "mlp": _problem([], sgd),
+        "signal": _problem([], replace(sgd, send_gradient=True)),
+        "dropout": _problem([nn.Dropout(0.3)], few_steps),
+        "buffers": _problem([nn.BatchNorm1d(NUM_HIDDEN)], sgd),
+        "writes inputs": _problem([], sgd, before=[_Standardised()]),
     }
 
 
@@ -163,7 +163,6 @@ def _share_right(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _problem(
-    device: str,
     between: list[nn.Module],
     training: LocalTraining,
     *,
@@ -177,7 +176,7 @@ def _problem(
             *between,
             nn.ReLU(),
             nn.Linear(NUM_HIDDEN, NUM_CLASSES),
-        ).to(device)
+        )
     initial = ModelState.of(model)
     clients = _clients()
     rng = np.random.default_rng(1)

@@ -30,9 +30,7 @@ BAD_LABEL = 17
 NO_ROUNDING = "compute each client from its own task, data and seed only, in a fixed order"
 
 
-def check_engine(
-    make_engine: Callable[..., Engine], *, without: Collection[str] = (), device: str = "cpu"
-) -> None:
+def check_engine(make_engine: Callable[..., Engine], *, without: Collection[str] = ()) -> None:
     """Check that an engine keeps the contract of :class:`fedbranch.sim.engines.engine.Engine`.
 
     Parameters
@@ -43,8 +41,6 @@ def check_engine(
     without
         Names of problems that the engine does not claim to solve, of ``"mlp"``, ``"signal"``,
         ``"dropout"``, ``"buffers"``, ``"writes inputs"``.
-    device
-        Where the models are.
 
     Raises
     ------
@@ -56,7 +52,7 @@ def check_engine(
     >>> from fedbranch.sim.engines.reference import Reference
     >>> check_engine(Reference, without=["dropout", "buffers", "writes inputs"])
     """
-    all_problems = problems(device)
+    all_problems = problems()
     unknown = set(without) - all_problems.keys()
     if unknown:
         raise ValueError(f"without names {sorted(unknown)}; the problems are {list(all_problems)}")
