@@ -31,7 +31,7 @@ SPLIT_ROUNDS, NEWCOMER_IN = 14, 11
 class Driver(Protocol):
     """Runs a federation: asks a server, lets clients do it, and hands back their replies.
 
-    The contract:
+    The contract, which :func:`check_driver` checks:
 
     - In every round it asks all clients that are present, as
       :meth:`fedbranch.testing.TinyClients.present` lists them. It hands each its task

@@ -27,7 +27,7 @@ BUFFERS_BOUND = 1e-4  # difference of two numbers
 LOSS_BOUND = 1e-4  # difference of two losses or metrics, as a share of the reference's
 
 BAD_LABEL = 17
-NO_ROUNDING = "compute each client from its own task, data and seed only, in a fixed order"
+INDEPENDENCE_REMEDY = "compute each client from its own task, data and seed only, in a fixed order"
 
 
 def check_engine(make_engine: Callable[..., Engine], *, without: Collection[str] = ()) -> None:
@@ -233,7 +233,7 @@ class _Check:
                     raise self._contract.broken(
                         "the same call on the same machine returns the same bytes",
                         f"client {client_id!r}: {what} with the same seed returned another reply",
-                        f"take randomness from the seeds only; {NO_ROUNDING}",
+                        f"take randomness from the seeds only; {INDEPENDENCE_REMEDY}",
                     )
         largest = max(problem.clients, key=lambda i: len(problem.clients[i].train.x))
         seeds = {**problem.seeds, largest: problem.seeds[largest] + 1}
@@ -261,7 +261,7 @@ class _Check:
                     "a result does not depend on the other clients of the call, on their order, "
                     "or on earlier calls",
                     f"for tasks in the order {some}: {error}",
-                    NO_ROUNDING,
+                    INDEPENDENCE_REMEDY,
                 ) from error
 
     # Losses and measures

@@ -29,7 +29,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "has sketches": {"sketch": 16},
     "adds updates up": {"sketch": 16, "keep_updates": False},
 }
-SAME_EVIDENCE = "decide by the evidence only: no random numbers, no clock, no memory of calls"
+SAME_DECISION_REMEDY = (
+    "decide by the evidence only: no random numbers, no clock, no memory of calls"
+)
 
 
 def check_rule(rule: Rule) -> None:
@@ -73,7 +75,7 @@ def check_rule(rule: Rule) -> None:
             raise contract.broken(
                 "the same evidence leads to the same decision",
                 f"two runs of one server that {name}, with the same clients, differ",
-                SAME_EVIDENCE,
+                SAME_DECISION_REMEDY,
             )
 
 
@@ -95,7 +97,7 @@ def _check_examination(
         raise contract.broken(
             "the same evidence leads to the same decision",
             f"evidence {name!r}: first {shortened(decisions[0])}, then {shortened(decisions[1])}",
-            SAME_EVIDENCE,
+            SAME_DECISION_REMEDY,
         )
 
 
