@@ -59,13 +59,14 @@ nitpick_ignore_regex = [
         r"(fedbranch\..*)?(JSON|Weighting|Aggregate|OptionKeywords|EngineName|EngineChoice|BeforeSend)",
     ),
     (r"py:class", r"(fedbranch\..*)?(MapDataset|Download)"),
-    (r"py:class", r"(fedbranch\..*)?(Population|Reply|LastingTensors|Layout|Orthonormal)"),
+    (r"py:class", r"(fedbranch\..*)?(SimulatedClients|Reply|LastingTensors|Layout|Orthonormal)"),
     (
         r"py:class",
         r"(fedbranch\..*)?(EdgeCache|Expected|LeafStore|MappedTensors|PairCosines|Situation|Sums)",
     ),
     (r"py:class", r"(fedbranch\..*)?(Array|Rows|Partition|PartName|Kind|Verdict|Evaluation)"),
     (r"py:class", r"(fedbranch\..*)?(ClientRows|Data|OnProgress)"),
+    (r"py:class", r"(fedbranch\..*)?Engine"),
     # Modules behind the public ones have no page.
     (r"py:mod", r"fedbranch\..*"),
 ]
@@ -91,6 +92,7 @@ PUBLIC_MODULES = [
     "fedbranch.training.half_split",
     "fedbranch.privacy",
     "fedbranch.errors",
+    "fedbranch.testing",
 ]
 
 

@@ -27,7 +27,7 @@ DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 PUBLIC_MODULES = [
     "fedbranch",
     *(f"fedbranch.core.{name}" for name in ("linkage", "geometry", "robust", "groups", "theory")),
-    *(f"fedbranch.{name}" for name in ("data", "errors", "flower", "privacy", "sim")),
+    *(f"fedbranch.{name}" for name in ("data", "errors", "flower", "privacy", "sim", "testing")),
 ]
 
 

@@ -43,6 +43,10 @@ MAY_SEE = {
         "cli", "core", "data", "errors", "front", "privacy", "report", "rules", "runs", "sim", "storage",
         "training", "types",
     },
+    "testing": {
+        "core", "data", "errors", "flower", "protocol", "rules", "server", "sim", "testing",
+        "training", "tree", "types",
+    },
     "__main__": {"cli"},
 }  # fmt: skip
 
@@ -111,6 +115,18 @@ def test_help_loads_no_heavy_library():
     )
 
     assert loaded.isdisjoint({"torch", "flwr", "matplotlib", "numba", "sklearn", "datasets"})
+
+
+def test_the_conformance_checks_load_torch_and_flower_when_they_are_used():
+    assert loaded_by("import fedbranch.testing").isdisjoint({"torch", "flwr"})
+
+
+def test_a_rule_is_checked_without_flower():
+    loaded = loaded_by(
+        "import fedbranch as fb, fedbranch.testing as testing\ntesting.check_rule(fb.NeverSplit())"
+    )
+
+    assert "flwr" not in loaded
 
 
 def test_a_server_works_without_torch():

@@ -8,7 +8,7 @@ import fedbranch as fb
 from fakes import fingerprint
 from fedbranch.privacy import Noise, Privacy
 from fedbranch.server.options import ServerOptions
-from fedbranch.sim.clients import Population
+from fedbranch.sim.clients import SimulatedClients
 from sim.hidden_runs import MODELS, NEWCOMER, NOISE, ROTATION, SECRET, clients, simulate
 
 
@@ -66,15 +66,15 @@ def test_noise_without_a_transform_leaves_the_coordinates_in_place():
 
 def test_with_noise_no_client_answers_trials():
     privacy = Privacy(SECRET, noise=NOISE)
-    population = Population(
+    simulated = SimulatedClients(
         MODELS["smooth"](), clients(), fb.LocalTraining(epochs=1), seed=0, device="cpu",
         engine="reference", privacy=privacy,
     )  # fmt: skip
-    server = population.server_for(ServerOptions(rule=fb.NeverSplit(), weighting="equal"))
+    server = simulated.server_for(ServerOptions(rule=fb.NeverSplit(), weighting="equal"))
     node = server.tree.root
     trial = fb.Trial(params=node.params, buffers=node.buffers)
 
-    assert population.losses({"client-0": (trial,)}) == {}
+    assert simulated.losses({"client-0": (trial,)}) == {}
 
 
 def test_every_update_costs_privacy_and_halves_cost_twice():

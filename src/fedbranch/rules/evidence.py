@@ -230,6 +230,20 @@ class Rule(Protocol):
 
     A rule may also have ``review_after``, ascending numbers of rounds, and ``review(review) ->
     Decision``. It then reviews each of its splits these numbers of rounds after the split.
+
+    The contract, which :func:`fedbranch.testing.check_rule` checks:
+
+    - Any evidence is answered with a decision about its ``node_id`` and ``round``.
+    - The evidence is not changed. Its arrays may be of any Array API library.
+    - The same evidence leads to the same decision: no random numbers, no clock, no memory of
+      earlier calls.
+    - ``asks`` goes with the verdict: ``"halves"`` with ``"train"``, ``"losses"`` with ``"hold"``,
+      ``"nothing"`` with any.
+    - There are groups exactly if the verdict is ``"split"`` or losses are asked for: at least
+      two, none empty, disjoint, of clients in the evidence.
+    - A review ends with ``"keep"`` or ``"merge"``. Clients may be moved between the leaves of a
+      split that is kept.
+    - The reason is one line. Measurements are numbers, by name.
     """
 
     def examine(self, evidence: Evidence) -> Decision:

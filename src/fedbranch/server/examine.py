@@ -23,7 +23,7 @@ from fedbranch.server.replies.reply import Reply, stacked
 from fedbranch.server.replies.store import Averages, LeafStore, Steps
 from fedbranch.tree import Node
 
-__all__ = ["Outcome", "examine"]
+__all__ = ["Outcome", "check_decision", "examine"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ def examine(
         num_new=num_new,
     )
     decision = options.rule.examine(evidence)
-    _check_decision(decision, evidence, options.rule)
+    check_decision(decision, evidence, options.rule)
     if len(decision.groups) > most_groups:  # also a proposal, which would be for nothing
         decision = replace(
             decision,
@@ -185,8 +185,14 @@ def _past_round(lengths: NDArray[np.float64], replies: Sequence[Reply]) -> PastR
     return PastRound(float(np.sqrt(np.mean(lengths**2))), mean_loss)
 
 
-def _check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
-    """Refuse a decision that a user's rule cannot mean."""
+def check_decision(decision: Decision, evidence: Evidence, rule: Rule) -> None:
+    """Refuse a decision that a user's rule cannot mean.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the rule and the problem.
+    """
     if not isinstance(decision, Decision):
         raise TypeError(f"{rule!r} returned {decision!r}; it must return a Decision")
     if decision.verdict not in get_args(Verdict):

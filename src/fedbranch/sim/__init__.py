@@ -9,7 +9,8 @@ from fedbranch.sim.models import (
     logistic_regression,
     mlp,
 )
-from fedbranch.sim.simulation import Run, Settings, simulate
+from fedbranch.sim.run import Run
+from fedbranch.sim.simulation import Settings, simulate
 
 __all__ = [
     "LanguageModel",

@@ -1,9 +1,15 @@
-"""The methods to compare with, in the same engine: same clients, same seeds, same training.
+"""Methods to compare with, on the same clients, seeds, training and engine.
 
-All of them are the same server with other clusters: one (plain federated learning), one
-for each client (everybody alone), the true groups (oracle), or k whose members are chosen
-anew in every round (IFCA). They are what the field knows under these names, and so without a
-:class:`fedbranch.Guard` unless they are given one.
+All of them are the same server with other clusters:
+
+=======  ===============================================================
+fedavg   One cluster: plain federated learning.
+local    One cluster for each client.
+oracle   The true groups.
+ifca     k clusters, between which clients choose anew in every round.
+=======  ===============================================================
+
+As in the literature they have no :class:`fedbranch.Guard`, unless they are given one.
 """
 
 from __future__ import annotations
@@ -19,9 +25,10 @@ from torch import nn
 from fedbranch.data import ClientData
 from fedbranch.rules import NeverSplit
 from fedbranch.server.server import Server
-from fedbranch.sim.clients import Population
+from fedbranch.sim.clients import SimulatedClients
 from fedbranch.sim.hidden import Hiding, check_is_privacy
-from fedbranch.sim.simulation import Run, Settings, simulate
+from fedbranch.sim.run import Run
+from fedbranch.sim.simulation import Settings, simulate
 from fedbranch.training.model_state import ModelState
 from fedbranch.training.seeds import stream_seed
 
@@ -36,7 +43,7 @@ def fedavg(
 
 
 def local(model: nn.Module, clients: Mapping[str, ClientData], **settings: Unpack[Settings]) -> Run:
-    """Let every client train alone, for as many rounds as the others take together."""
+    """Let every client train alone, for the same number of rounds as the other methods."""
     alone = {client_id: client_id for client_id in clients}
     return _in_given_clusters(model, clients, alone, "local", settings)
 
@@ -85,10 +92,10 @@ def ifca(
     ----------
     model, clients
         As for :func:`simulate`. The first of the k models starts as ``model``, the others
-        from fresh initial weights. With ``privacy`` these follow from its secret: the server,
-        which is sent them hidden, must not know any model that it has also seen hidden.
+        from fresh initial weights. With ``privacy`` these weights follow from its secret. The
+        server receives them hidden, and must know no model both plain and hidden.
     num_clusters
-        k, which this method must be told.
+        k. This method cannot find it.
     settings
         As for :func:`simulate`.
     """
@@ -123,11 +130,11 @@ def ifca(
         leaves = server.partition({f"model-{i}": [] for i in range(num_clusters)}, starts)
         return dict.fromkeys(clients, leaves["model-0"])
 
-    def choose(server: Server, population: Population, client_ids: list[str]) -> None:
+    def choose(server: Server, simulated: SimulatedClients, client_ids: list[str]) -> None:
         losses: dict[str, dict[int, float]] = {client_id: {} for client_id in client_ids}
         for leaf in server.tree.leaves:
-            for client_id, loss in population.training_losses(leaf, client_ids).items():
-                # A model that has diverged is nobody's choice.
+            for client_id, loss in simulated.training_losses(leaf, client_ids).items():
+                # No client chooses a model that has diverged.
                 losses[client_id][leaf.id] = loss if math.isfinite(loss) else math.inf
         server.place({i: min(by_leaf, key=by_leaf.__getitem__) for i, by_leaf in losses.items()})
 
@@ -142,17 +149,17 @@ def ifca(
 
 
 def _as_baseline(settings: Settings) -> Settings:
-    """Make clusters stay as the method says, without a guard unless one was asked for."""
+    """Keep the clusters of the method, without a guard unless the settings have one."""
     if "rule" in settings:
         raise TypeError(
-            f"rule is {settings['rule']!r}; a baseline has given clusters and no rule, leave it out"
+            f"rule is {settings['rule']!r}; the clusters of a baseline are given, so leave it out"
         )
     guard: Settings = {} if settings.get("options") is not None else {"guard": None}
     return {**guard, **settings, "rule": NeverSplit()}
 
 
 def _fresh_weights(model: nn.Module, seed: int) -> nn.Module:
-    """Copy a model and let every layer that can draw its initial weights again."""
+    """Copy a model, and draw initial weights again in every layer with ``reset_parameters``."""
     fresh = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,13 +1,10 @@
-"""The simulated clients: who is there in a round, what they train, and how well they fare."""
+"""The simulated clients: which are asked in a round, their replies, and how good their models are."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import hmac
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,6 +18,8 @@ from fedbranch.errors import ClientFailed
 from fedbranch.protocol.tasks import Task, Trial, Update, UpdateBatch
 from fedbranch.server.options import ServerOptions
 from fedbranch.server.server import Server
+from fedbranch.sim.attendance import Attendance
+from fedbranch.sim.description import describe_clients
 from fedbranch.sim.engines.choice import EngineName, start_engine
 from fedbranch.sim.engines.engine import Engine
 from fedbranch.sim.engines.reference import Reference
@@ -34,24 +33,24 @@ from fedbranch.training.seeds import stream_seed
 from fedbranch.tree import Node, ParameterTree
 from fedbranch.types import JSON, Vector
 
-if TYPE_CHECKING:  # it needs cryptography, which only those who want privacy have
+if TYPE_CHECKING:  # it needs cryptography, an optional dependency
     from fedbranch.privacy import Privacy
     from fedbranch.privacy.noise import Noise
 
-__all__ = ["BeforeSend", "Population", "chosen_device", "only_finite"]
+__all__ = ["BeforeSend", "SimulatedClients", "chosen_device", "only_finite"]
 
 FEWEST_HIDDEN = 16  # parameters; fewer can be mixed in few ways only
 
 BeforeSend: TypeAlias = Callable[[str, int, Update], Update]
 
 
-class Population:
+class SimulatedClients:
     """All clients of a simulation, and the engine that trains them.
 
     Parameters
     ----------
     model
-        Its present parameters are the initial model. It is not changed.
+        Its current parameters are the initial model. It is not changed.
     clients
         Client id -> data.
     training
@@ -118,13 +117,7 @@ class Population:
             num_workers=num_workers,
         )
         self.engine = self._at_hidden_models(own)
-        self._coming: dict[int, list[str]] = defaultdict(list)  # round -> who joins
-        self._going: dict[int, list[str]] = defaultdict(list)
-        for client_id, client in self.clients.items():
-            self._coming[client.joins].append(client_id)
-            if client.leaves is not None:
-                self._going[client.leaves].append(client_id)
-        self._present: list[str] | None = None  # as of the round gathered last
+        self._attendance = Attendance(self.clients)
 
     def server_for(self, options: ServerOptions) -> Server:
         """Make a server that fits what these clients send."""
@@ -150,34 +143,15 @@ class Population:
         participation: float,
         home: Mapping[str, int],
     ) -> list[str]:
-        """Let clients leave and join as their time has come, and draw those to be asked.
+        """Let clients leave and join, and draw the clients to be asked in a round.
 
         Clients that a holding cluster waits for are drawn first. Newcomers stand at their
         home node, or at the root.
         """
-        present = self._those_present(this_round, server, home)
+        present = self._attendance.update(this_round, server, home)
         num_asked = max(1, round(participation * len(present)))
         seed = stream_seed(self.seed, this_round)
         return draw_clients(present, num_asked, seed, first=server.awaited(present))
-
-    def _those_present(self, this_round: int, server: Server, home: Mapping[str, int]) -> list[str]:
-        """Let clients leave and join; whoever stays costs nothing."""
-        if self._present is None:  # at the start, or after a resume in the middle of a run
-            here = [i for i, client in self.clients.items() if client.takes_part(this_round)]
-            gone = sorted(set(server.tree.client_ids) - set(here))
-            new = [client_id for client_id in here if client_id not in server.tree]
-            self._present = here
-        else:
-            gone, new = self._going.get(this_round, []), self._coming.get(this_round, [])
-            if gone or new:
-                self._present = sorted(set(self._present) - set(gone) | set(new))
-        server.remove(gone)
-        at_home: dict[int, list[str]] = defaultdict(list)
-        for client_id in new:
-            at_home[home.get(client_id, server.tree.root.id)].append(client_id)
-        for node_id, newcomers in at_home.items():
-            server.join(newcomers, node_id)
-        return self._present
 
     def updates(
         self, tasks: Mapping[str, Task], this_round: int
@@ -200,7 +174,7 @@ class Population:
     def _one_by_one(
         self, batch: UpdateBatch | Mapping[str, Update], tasks: Mapping[str, Task]
     ) -> Mapping[str, Update]:
-        """Give the replies of a batch as each client would send its own."""
+        """Split a batch into replies as each client would send its own."""
         if not isinstance(batch, UpdateBatch):
             return batch
         vectors = to_numpy(batch.vectors)
@@ -216,8 +190,8 @@ class Population:
                 buffers=buffers[row],
                 base=batch.bases[row],
                 signal=signals[row],
-                # Not from the numbers: two halves may differ by nothing, and whether they do
-                # is something that noise must cover.
+                # Not decided by the numbers: the difference of two halves may be zero, and noise
+                # must cover whether it is.
                 half_difference=None
                 if self._halves(client_id, tasks[client_id]) is None
                 else half_differences[row],
@@ -226,7 +200,7 @@ class Population:
         }
 
     def _halves(self, client_id: str, task: Task) -> Halves | None:
-        """Say on which halves a client trains; None if on all rows. Only public facts count."""
+        """Return the halves that a client trains on, by public facts only; None for all rows."""
         if task.halves is None:
             return None
         num_rows = len(self.clients[client_id].train.x)
@@ -235,7 +209,7 @@ class Population:
     def _with_noise(
         self, noise: Noise, replies: Mapping[str, Update], this_round: int
     ) -> dict[str, Update]:
-        """Let noise cover all that clients say of their data; they say nothing else."""
+        """Add noise to everything in the replies that depends on the clients' data."""
         noisy = {}
         for client_id, update in replies.items():
             rng = np.random.default_rng(stream_seed(self.seed, "noise", this_round, client_id))
@@ -246,8 +220,8 @@ class Population:
     def losses(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, tuple[float, ...]]:
         """Let every client measure its loss under the models that the server wants to try.
 
-        Those who lack the examples for it are left out; with noise that is everybody, because
-        none would cover their losses.
+        A client without the examples for it is left out. With noise no client answers, because
+        the noise does not cover losses.
         """
         if self._noise is not None:
             return {}
@@ -274,7 +248,7 @@ class Population:
     ) -> dict[str, dict[str, float | None]]:
         """Measure clients on a part of their data, each under the model of a node.
 
-        Those without such data are left out.
+        Clients without such data are left out.
         """
         measured = self.engine.measure(at, part) if at else {}
         return {client_id: only_finite(measured[client_id]) for client_id in sorted(measured)}
@@ -285,7 +259,7 @@ class Population:
         return {client_id: values["loss"] for client_id, values in measured.items()}
 
     def load(self, node: Node) -> None:
-        """Give the model the parameters of a tree node."""
+        """Load the parameters of a tree node into the model."""
         self.initial.moved_by(*self._plain(node)).load_into(self.model)
 
     def _plain(self, node: Node) -> tuple[Vector, Vector]:
@@ -294,56 +268,28 @@ class Population:
         return self._hiding.revealed(node.params, node.buffers)
 
     def close(self) -> None:
-        """End everything that runs beside this process; what is measured later, it measures."""
+        """End all other processes; what is measured later is measured in this one."""
         self.engine.close()
-        if self.engine.name == "workers":  # or they would be started again
+        if self.engine.name == "workers":  # they would start again when something is measured
             own = Reference(self.model, self.initial, self.clients, self.training, seed=self.seed)
             self.engine = self._at_hidden_models(own)
 
     def model_at(self, node: Node) -> nn.Module:
-        """Give a copy of the model at a tree node, in evaluation mode."""
+        """Return a copy of the model at a tree node, in evaluation mode."""
         self.load(node)
         return copy.deepcopy(self.model).eval()
 
     def describe(self) -> JSON:
-        """Say everything that the clients' results depend on."""
-        return {
-            # First, since with another secret the digests below are others too.
-            "privacy": None if self.privacy is None else self.privacy.describe(),
-            "seed": self.seed,
-            "training": self.training.describe(self.model),
-            "num_params": self.initial.params.numel(),
-            "initial_model": self._told("initial model", self.initial.digest()),
-            "before_send": None if self.before_send is None else _name_of(self.before_send),
-            "clients": [
-                {
-                    "id": client_id,
-                    "group": client.group,
-                    "num_train": len(client.train.x),
-                    "num_test": 0 if client.test is None else len(client.test.x),
-                    # Only where there are any: older run folders do not know of them.
-                    **(
-                        {}
-                        if client.validation is None
-                        else {"num_validation": len(client.validation.x)}
-                    ),
-                    "data": self._told(f"data of {client_id}", _digest(client)),
-                    "joins": client.joins,
-                    "leaves": client.leaves,
-                }
-                for client_id, client in self.clients.items()
-            ],
-        }
-
-    def _told(self, what: str, digest: str) -> str:
-        """Give the digest that others may see: with privacy, one that nobody can test guesses on.
-
-        Without the secret it does not even say whether two clients have the same data.
-        """
-        if self.privacy is None:
-            return digest
-        key = self.privacy.secret.derived("digest")
-        return hmac.digest(key, f"{what}: {digest}".encode(), "sha256").hex()
+        """Return everything that the clients' results depend on, for the run folder."""
+        return describe_clients(
+            self.clients,
+            model=self.model,
+            initial=self.initial,
+            training=self.training,
+            seed=self.seed,
+            before_send=self.before_send,
+            privacy=self.privacy,
+        )
 
 
 def chosen_device(device: str) -> torch.device:
@@ -354,17 +300,13 @@ def chosen_device(device: str) -> torch.device:
 
 
 def only_finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace what JSON cannot hold."""
+    """Replace numbers that JSON cannot hold by None."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
-def _name_of(function: Callable[..., object]) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _hidden_reply(hiding: Hiding, client_id: str, update: object) -> Update:
     if not isinstance(update, Update):
-        return update  # type: ignore[return-value]  # before_send's; the server refuses it
+        return update  # type: ignore[return-value]  # from before_send; the server refuses it
     try:
         return hiding.hidden(update)
     except (TypeError, ValueError) as error:
@@ -372,14 +314,14 @@ def _hidden_reply(hiding: Hiding, client_id: str, update: object) -> Update:
 
 
 def _check_privacy(privacy: Privacy, initial: ModelState, training: LocalTraining) -> None:
-    """Refuse noise where some of what clients send would go without; warn of tiny models."""
+    """Refuse noise that would not cover everything clients send; warn of tiny models."""
     num_params = initial.params.numel()
     if privacy.transform is not None and num_params < FEWEST_HIDDEN:
         warnings.warn(
             f"a model of {num_params} numbers is hardly hidden by a {privacy.transform}: there are "
             "few ways to mix them, and the server can try them; take a larger model, or noise",
             RuntimeWarning,
-            stacklevel=4,  # who calls simulate
+            stacklevel=4,  # the caller of simulate
         )
     if privacy.noise is None:
         return
@@ -393,16 +335,3 @@ def _check_privacy(privacy: Privacy, initial: ModelState, training: LocalTrainin
             "send_gradient sends a second vector about the same data, which no noise covers; "
             "compare updates, or take noise=None"
         )
-
-
-def _digest(client: ClientData) -> str:
-    """Name a client's data by a hash of their bytes."""
-    digest = hashlib.sha256()
-    for name in ("train", "test", "validation"):
-        examples = getattr(client, name)
-        if name == "validation" and examples is not None:
-            digest.update(name.encode())  # a client may have these without test examples
-        for array in examples or ():
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()

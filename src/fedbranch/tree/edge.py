@@ -193,7 +193,7 @@ class EdgeCache(Protocol):
     """How edges keep updates; pass any object with these methods as ``cache``.
 
     :class:`fedbranch.InMemory`, :class:`fedbranch.Sketched` and :class:`fedbranch.OnDisk` are
-    ours. The contract:
+    ours. The contract, which :func:`fedbranch.testing.check_edge_cache` checks:
 
     - A cache has no state of its own that edges depend on: two caches that are equal (``==``)
       do the same. One cache may serve several trees.

@@ -61,6 +61,25 @@ def test_a_client_that_fails_is_named_and_no_process_is_left():
     assert children() == before
 
 
+def test_after_an_error_the_next_call_gets_its_own_results():
+    clients = make_clients(SIZES)
+    clients["c0"].train.y[0] = 17
+    model = mlp()
+    engine = Workers(model, ModelState.of(model), clients, TRAINING, num_workers=2)
+    server = fb.Server(ModelState.of(model).params.numel(), rule=fb.NeverSplit())
+    tasks = server.plan(clients)
+    good = {client_id: tasks[client_id] for client_id in ["c1", "c2"]}
+    expected = engine.updates(good, {"c1": 1, "c2": 2})
+
+    for _ in range(10):
+        with pytest.raises(ClientFailed, match="'c0'"):
+            engine.updates(tasks, dict.fromkeys(tasks, 7))
+        found = engine.updates(good, {"c1": 1, "c2": 2})
+        for client_id, update in expected.items():
+            assert np.array_equal(found[client_id].vector, update.vector)
+    engine.close()
+
+
 def test_a_worker_that_dies_is_an_error_that_says_so():
     model = mlp()
     engine = Workers(model, ModelState.of(model), make_clients(SIZES), TRAINING, num_workers=2)

@@ -15,6 +15,8 @@ __all__ = ["Engine"]
 class Engine(Protocol):
     """Trains and measures all clients of a simulation.
 
+    :func:`fedbranch.testing.check_engine` checks the contract below.
+
     An engine is made for one run. Its constructor takes these, as that of
     :class:`fedbranch.sim.engines.reference.Reference` does:
 

@@ -160,6 +160,16 @@ class Workers:
         self, jobs: Sequence[Job], models: Mapping[str, tuple[Vector, Vector]]
     ) -> list[dict[str, Any]]:
         """Let the workers do all jobs; return the results in the order of the jobs."""
+        try:
+            return self._results(jobs, models)
+        except BaseException:
+            # Other jobs are still under way. The next call would take their results for its own.
+            self.close()
+            raise
+
+    def _results(
+        self, jobs: Sequence[Job], models: Mapping[str, tuple[Vector, Vector]]
+    ) -> list[dict[str, Any]]:
         if not self._workers:
             self._start_workers()
         for worker in self._workers:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedbranch as fb
-from fedbranch.sim.clients import Population
+from fedbranch.sim.clients import SimulatedClients
 from fedbranch.training.client import evaluate
 from sim.two_groups import TRAINING, make_clients, simulate
 
@@ -23,7 +23,7 @@ def run(request):
 
 
 def data_of(run, client_id):
-    return run._population.clients[client_id]
+    return run._clients.clients[client_id]
 
 
 def test_a_path_leads_from_the_root_to_the_clients_position(run):
@@ -43,7 +43,7 @@ def test_every_client_is_measured_under_every_model_on_its_path(run, part):
     measured = run.evaluation_on_path(part)
 
     assert sorted(measured) == ["c0", "c2", "c3", "c4", "c5"]  # c1 has no held-out data
-    assert run._population.engine.name != "workers"  # no worker is started again
+    assert run._clients.engine.name != "workers"  # no worker is started again
     for client_id, by_node in measured.items():
         assert list(by_node) == run.path_of(client_id)
         client = data_of(run, client_id)
@@ -73,7 +73,7 @@ def test_of_equally_good_models_the_most_specific_is_best(run, monkeypatch, loss
     def measured(self, at, part):
         return {client_id: {"loss": loss} for client_id in at}
 
-    monkeypatch.setattr(Population, "measured", measured)
+    monkeypatch.setattr(SimulatedClients, "measured", measured)
 
     assert run.best_on_path() == {i: run.tree.position(i) for i in run.tree.client_ids}
 
@@ -82,7 +82,7 @@ def test_a_model_whose_loss_is_not_finite_is_not_the_best(run, monkeypatch):
     def measured(self, at, part):
         return {i: {"loss": None if node.is_leaf else 9.0} for i, node in at.items()}
 
-    monkeypatch.setattr(Population, "measured", measured)
+    monkeypatch.setattr(SimulatedClients, "measured", measured)
 
     assert all(run.tree[node_id].child_ids for node_id in run.best_on_path().values())
 
