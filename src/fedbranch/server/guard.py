@@ -73,7 +73,8 @@ class Guard:
     max_share
         The largest share of a cluster's weight that one client can have, where at least three
         have answered. A client that claims more examples counts for that share. None: any. Where
-        updates are not kept, the ⌈1 / max_share⌉ heaviest are held back until the round is over.
+        updates are not kept, the ⌈1 / max_share⌉ heaviest of a cluster are held back whole until
+        the round is over, so a tiny share takes much memory.
     max_clusters
         No split makes more clusters than this. None: any number.
     ignored_share

@@ -219,7 +219,7 @@ class Leaf:
         What it remembers.
     store
         The replies at its present parameters; None if there are none. Beyond the round only a
-        leaf that stands still has any.
+        leaf that stands still has any; one whose replies were all set aside keeps its sums.
     """
 
     phase: Phase = Training()

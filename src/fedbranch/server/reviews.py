@@ -117,6 +117,11 @@ def review(
             f"{rule!r} reviewed node {node_id} and decided {decision.verdict!r} on node "
             f"{decision.node_id}; it must keep or merge that node"
         )
+    if decision.verdict == "merge" and decision.moves:
+        raise ValueError(
+            f"{rule!r} reviewed node {node_id}, merges it and moves {dict(decision.moves)}; the "
+            "clusters of a split that is merged are gone, so leave the moves out"
+        )
     places = {*map(tree.positions.of, decision.moves), *decision.moves.values()}
     if not places <= set(clusters):
         raise ValueError(

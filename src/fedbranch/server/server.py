@@ -330,7 +330,11 @@ class Server:
 
     def place(self, places: Mapping[str, int]) -> None:
         """Put known clients at nodes, from wherever they stood: client id -> node."""
-        known(self.state, places)
+        ids = known(self.state, places)
+        for node_id in places.values():
+            self.tree[node_id]  # raises if there is none, before anything is changed
+        present = dict(zip(ids, self.tree.positions.of_all(ids), strict=True))
+        forget_replies(self.state, [i for i in ids if present[i] != places[i]])
         place(self.state, places)
 
     def mark_present(self, client_ids: Iterable[str]) -> None:

@@ -167,17 +167,23 @@ def state_from_json(
             for client_id, (node_id, num_trials, leaf_ids) in state["on_trial"].items()
         },
         set_aside=set(state["set_aside"]),
-        changes=Changes(
-            joined=list(state["joined"]),
-            left=list(state["left"]),
-            # Not in states of older versions.
-            moved=dict(state.get("moved", {})),
-            children={
-                int(node_id): tuple(ids) for node_id, ids in state.get("children", {}).items()
-            },
-            vanished={int(node_id): into for node_id, into in state.get("vanished", {}).items()},
-        ),
+        changes=_changes_from_json(state, tree),
     )
+
+
+def _changes_from_json(state: JSON, tree: ParameterTree) -> Changes:
+    changes = Changes(joined=list(state["joined"]), left=list(state["left"]))
+    if "moved" in state:
+        changes.moved = dict(state["moved"])
+        changes.children = {int(node_id): tuple(ids) for node_id, ids in state["children"].items()}
+        changes.vanished = {int(node_id): into for node_id, into in state["vanished"].items()}
+        return changes
+    # A state of an older version: clients could be both, and given clusters were not noted.
+    changes.joined = [client_id for client_id in changes.joined if client_id in tree]
+    if not state["round"] and not tree.root.is_leaf:
+        changes.children = {tree.root.id: tree.root.child_ids}
+        changes.moved = {i: tree.position(i) for i in tree.client_ids if tree.position(i)}
+    return changes
 
 
 def _leaf_to_json(leaf: Leaf, name: str) -> tuple[JSON, dict[str, Tensors]]:

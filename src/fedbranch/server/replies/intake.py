@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from fedbranch.core.exact_sum.raw_updates import Differences
 from fedbranch.errors import InvalidUpdate
@@ -18,7 +19,7 @@ from fedbranch.protocol.client_ids import shown_id
 from fedbranch.protocol.plain_text import one_line, shortened
 from fedbranch.protocol.tasks import Update, UpdateBatch
 from fedbranch.server.replies.checks import check_batch, check_update
-from fedbranch.server.replies.receivers import SummingReceiver, receiver_for
+from fedbranch.server.replies.receivers import RawClaims, SummingReceiver, receiver_for
 from fedbranch.server.replies.reply import Reply
 from fedbranch.server.replies.situation import Situation
 from fedbranch.server.replies.store import LeafStore
@@ -51,6 +52,8 @@ class Intake:
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
         self._lock = threading.Lock()
+        self._all_are_in = threading.Condition(self._lock)
+        self._num_taking_in = 0  # calls that are taking replies in at this moment
         self._replies: dict[str, Reply] = {}
         self._receiver = receiver_for(situation)
         self._aside: set[str] = set()
@@ -71,6 +74,7 @@ class Intake:
         """Take no more, since the round is made of what is here; if that fails, go on taking."""
         with self._lock:
             self._is_closed = True
+            self._all_are_in.wait_for(lambda: not self._num_taking_in)
         try:
             yield
         except BaseException:
@@ -162,13 +166,31 @@ class Intake:
         dict
             Client id -> why its reply cannot be used, for those that cannot.
         """
-        if isinstance(batch.vectors, Differences):
-            taken: Collection[int] = ()
-            if isinstance(self._receiver, SummingReceiver):
-                taken = self._take_raw(self._receiver, batch, batch.vectors)
-            if len(taken) == len(batch) and not batch.refused:  # nearly always
-                return {}
-            batch = batch.written(sorted(set(range(len(batch))).difference(taken)))
+        if not isinstance(batch.vectors, Differences):
+            return self._take_batch(batch)
+        refused: dict[str, str] = {}
+        taken: set[int] = set()
+        if isinstance(self._receiver, SummingReceiver):
+            claims = self._receiver.raw_claims(batch, batch.vectors)
+            if claims is not None:
+                # The heaviest first: what is lighter than those held back can be added raw.
+                held = self._receiver.likely_held(batch, claims)
+                if held:
+                    refused |= self._take_batch(batch.written(held), notes_refused=False)
+                    taken.update(held)
+                taken |= self._take_raw(self._receiver, batch, batch.vectors, claims, taken)
+        rest = sorted(set(range(len(batch))).difference(taken))
+        if rest or batch.refused:  # hardly ever
+            refused |= self._take_batch(batch.written(rest))
+        return refused
+
+    def _take_batch(self, batch: UpdateBatch, *, notes_refused: bool = True) -> dict[str, str]:
+        """Check the replies of a batch, and take those that can be used.
+
+        Its driver's own refusals are noted once, even if it is taken in parts.
+        """
+        if not notes_refused:
+            batch = replace(batch, refused={})
         usable, refused = check_batch(batch, self._situation.expected)
         for client_id in refused.keys() - batch.refused.keys():  # as when it comes alone
             refused[client_id] = self._why_not_asked(batch, client_id) or refused[client_id]
@@ -251,61 +273,75 @@ class Intake:
         refused: dict[str, str],
     ) -> dict[str, str]:
         """Take replies whose contents are right, if their clients may send them from there."""
-        taken: dict[str, Reply] = {}
+        coming: dict[str, Reply] = {}
         at_node: dict[int, list[str]] = {}
-        with self._lock:
-            for client_id, (base, reply) in usable.items():
-                try:
-                    self._check_open()
-                    node_id = self._situation.checked_node(nodes[client_id])
-                    self._situation.check_base(client_id, base, node_id)
-                    if client_id in self._answered:
-                        raise InvalidUpdate("has already answered in this round")
-                    # From here on it has answered, whatever another thread is told meanwhile.
-                    self._answered.add(client_id)
-                    self._replies[client_id] = taken[client_id] = reply
-                    self._node_of[client_id] = node_id
-                    at_node.setdefault(node_id, []).append(client_id)
-                except InvalidUpdate as error:
-                    refused[client_id] = str(error)
-        for node_id, client_ids in at_node.items():
-            received, too_long = self._receiver.receive(node_id, client_ids, taken)
+        with self._taking_in():
             with self._lock:
-                self._replies |= received
-                for client_id in too_long:
-                    del self._replies[client_id]
-                self._answered -= too_long.keys()
-                self._aside |= too_long.keys()
-            refused |= too_long
-        with self._lock:
-            self._note(refused)
+                for client_id, (base, reply) in usable.items():
+                    try:
+                        self._check_open()
+                        node_id = self._situation.checked_node(nodes[client_id])
+                        self._situation.check_base(client_id, base, node_id)
+                        if client_id in self._answered:
+                            raise InvalidUpdate("has already answered in this round")
+                        # From here on it has answered, whatever another thread is told meanwhile.
+                        self._answered.add(client_id)
+                        coming[client_id] = reply
+                        at_node.setdefault(node_id, []).append(client_id)
+                    except InvalidUpdate as error:
+                        refused[client_id] = str(error)
+            for node_id, client_ids in at_node.items():
+                received, too_long = self._receiver.receive(node_id, client_ids, coming)
+                with self._lock:
+                    self._replies |= received
+                    self._node_of |= dict.fromkeys(received, node_id)
+                    self._answered -= too_long.keys()
+                    self._aside |= too_long.keys()
+                refused |= too_long
+            with self._lock:
+                self._note(refused)
         return refused
+
+    @contextmanager
+    def _taking_in(self) -> Iterator[None]:
+        """Let the round wait for replies that are being taken in."""
+        with self._lock:
+            self._num_taking_in += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_taking_in -= 1
+                self._all_are_in.notify_all()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidUpdate(_TOO_LATE)
 
     def _take_raw(
-        self, receiver: SummingReceiver, batch: UpdateBatch, updates: Differences
-    ) -> Collection[int]:
+        self,
+        receiver: SummingReceiver,
+        batch: UpdateBatch,
+        updates: Differences,
+        claims: RawClaims,
+        but: Collection[int],
+    ) -> set[int]:
         """Take replies that have nothing unusual straight from their messages; return their rows.
 
-        The other replies are as if they had not been there.
+        The other replies, and some rows, are as if they had not been there.
         """
-        claims = receiver.raw_claims(batch, updates)
-        if claims is None:
-            return ()
-        with self._lock:
-            ids = {
-                row: batch.client_ids[row]
-                for row in claims.of_rows
-                if batch.client_ids[row] not in self._answered and not self._is_closed
-            }
-            self._answered.update(ids.values())
-        taken = receiver.receive_raw(batch, updates, claims, list(ids))
-        with self._lock:
-            self._answered.difference_update(ids[row] for row in ids.keys() - taken.keys())
-            for row, reply in taken.items():
-                self._replies[ids[row]] = reply
-                self._node_of[ids[row]] = claims.leaf_id
-        return taken.keys()
+        with self._taking_in():
+            with self._lock:
+                ids = {
+                    row: batch.client_ids[row]
+                    for row in claims.of_rows.keys() - set(but)
+                    if batch.client_ids[row] not in self._answered and not self._is_closed
+                }
+                self._answered.update(ids.values())
+            taken = receiver.receive_raw(batch, updates, claims, sorted(ids))
+            with self._lock:
+                self._answered.difference_update(ids[row] for row in ids.keys() - taken.keys())
+                for row, reply in taken.items():
+                    self._replies[ids[row]] = reply
+                    self._node_of[ids[row]] = claims.leaf_id
+        return set(taken)

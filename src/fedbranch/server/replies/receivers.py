@@ -153,11 +153,11 @@ class SummingReceiver:
     def store(
         self,
         leaf_id: int,
-        before: LeafStore | None,  # noqa: ARG002 -- the running sums know it
+        before: LeafStore | None,
         replies: Mapping[str, Reply],
     ) -> LeafStore | None:
         """Return what a leaf has now."""
-        return self._sums.store(leaf_id, replies)
+        return self._sums.store(leaf_id, before if isinstance(before, Summed) else None, replies)
 
     # Updates that are added straight from their messages
 
@@ -204,6 +204,11 @@ class SummingReceiver:
         if isinstance(buffers, np.ndarray) and buffers.shape == shape:
             return buffers if buffers.dtype == np.float32 else None
         return None
+
+    def likely_held(self, batch: UpdateBatch, claims: RawClaims) -> list[int]:
+        """Return the rows that would be held back whole, if all of them could be used."""
+        weights = {row: weight for row, (weight, _) in claims.of_rows.items()}
+        return self._sums.likely_held(claims.leaf_id, batch.client_ids, weights)
 
     def receive_raw(
         self,

@@ -76,9 +76,21 @@ class RunningSums:
         self._lock = threading.Lock()
         self._tallies: dict[int, _Tally] = {}
 
-    def store(self, leaf_id: int, replies: Mapping[str, Reply]) -> Summed | None:
-        """Return what a leaf has now, with the sums of earlier rounds; None if it has nothing."""
-        before, tally = self._at(leaf_id).held, self._tallies.get(leaf_id)
+    def store(
+        self, leaf_id: int, before: Summed | None, replies: Mapping[str, Reply]
+    ) -> Summed | None:
+        """Return what a leaf has now; None if it has nothing.
+
+        Parameters
+        ----------
+        leaf_id
+            The leaf.
+        before
+            What it has of earlier rounds, without the replies of clients that are gone since.
+        replies
+            Client id -> reply, of this round.
+        """
+        tally = self._tallies.get(leaf_id)
         if before is None and (tally is None or not tally.weights):
             return None
         if before is None:
@@ -176,8 +188,8 @@ class RunningSums:
         Returns
         -------
         Added
-            Which rows were added. The result is, to the last bit, as if :meth:`add` had added
-            these, and the others had not come yet.
+            Which rows were added; not those that would be held back. The result is, to the last
+            bit, as if :meth:`add` had added these, and the others had not come yet.
         """
         at_leaf = self._at(leaf_id)
         longest = longest_buffers = math.inf
@@ -192,7 +204,12 @@ class RunningSums:
         for row in np.flatnonzero(counted).tolist():
             if at_leaf.held is not None and client_ids[row] in at_leaf.held.weights:
                 counted[row] = 0
-        self._leave_out_the_heaviest(leaf_id, client_ids, counted)
+        with self._lock:
+            heaviest = self._tally(leaf_id).heaviest
+            for row in np.flatnonzero(counted).tolist():
+                # What the heaviest ones do not take now they will never take: they only get heavier.
+                if heaviest.takes(client_ids[row], float(counted[row])):
+                    counted[row] = 0
         with self._sums(leaf_id) as sums:
             found = sums.compared.add_plain(updates, counted, longest)
             rows = np.flatnonzero(found.is_added).tolist()
@@ -204,27 +221,35 @@ class RunningSums:
                 tally.weights |= {client_ids[row]: float(counted[row]) for row in rows}
         return found
 
-    def _leave_out_the_heaviest(
-        self, leaf_id: int, client_ids: Sequence[str], counted: NDArray[np.float64]
-    ) -> None:
-        """Let the rows that would be held back count for nothing here: they come in whole."""
-        rows = np.flatnonzero(counted).tolist()
+    def likely_held(
+        self, leaf_id: int, client_ids: Sequence[str], weights: Mapping[int, float]
+    ) -> list[int]:
+        """Return the rows that would be held back if all of them could be used.
+
+        Parameters
+        ----------
+        leaf_id
+            Their leaf.
+        client_ids
+            A row for each reply.
+        weights
+            Row -> what it claims to count for.
+        """
+        counted = dict(zip(weights, self._counted(list(weights.values())), strict=True))
         with self._lock:
             heaviest = self._tally(leaf_id).heaviest
             held = list(heaviest)
-            if not any(heaviest.takes(client_ids[row], float(counted[row])) for row in rows):
-                return  # nearly always
+            if not any(heaviest.takes(client_ids[row], own) for row, own in counted.items()):
+                return []  # nearly always
         nothing = np.zeros(0, np.float32)
         whole = WholeUpdate(update=nothing, buffers=nothing)
         together = self._no_heaviest()
         for one in held:
             together.hold(one)
-        row_of = {client_ids[row]: row for row in rows}
+        row_of = {client_ids[row]: row for row in counted}
         for client_id, row in row_of.items():
-            together.hold(Held(client_id=client_id, weight=float(counted[row]), whole=whole))
-        for one in together:
-            if one.client_id in row_of:
-                counted[row_of[one.client_id]] = 0
+            together.hold(Held(client_id=client_id, weight=counted[row], whole=whole))
+        return sorted(row_of[one.client_id] for one in together if one.client_id in row_of)
 
     def _no_heaviest(self) -> Heaviest:
         guard = self._options.guard

@@ -12,6 +12,7 @@ they claim and are added at once.
 from __future__ import annotations
 
 import heapq
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -109,9 +110,19 @@ class Held:
     weight: float
     whole: WholeUpdate
 
+    @property
+    def key(self) -> tuple[float, int]:
+        """By what it is compared with others."""
+        return _key(self.client_id, self.weight)
+
     def __lt__(self, other: Held) -> bool:
-        # Of equal weights the one with the smaller id is held, whichever came first.
-        return (self.weight, other.client_id) < (other.weight, self.client_id)
+        return self.key < other.key
+
+
+def _key(client_id: str, weight: float) -> tuple[float, int]:
+    # Which of equal weights is held must not depend on the order of the replies. A digest decides
+    # and not the id: replies in the order of their ids would displace each other one by one.
+    return weight, zlib.crc32(client_id.encode("utf-8", "surrogatepass"))
 
 
 class Heaviest:
@@ -134,10 +145,7 @@ class Heaviest:
         """Return whether an update of this weight would be held back now."""
         if len(self._heap) < self.most:
             return True
-        if not self.most:
-            return False
-        lightest = self._heap[0]
-        return (lightest.weight, client_id) < (weight, lightest.client_id)
+        return bool(self._heap) and self._heap[0].key < _key(client_id, weight)
 
     def hold(self, held: Held) -> Held | None:
         """Hold an update back, and return the one that need not be held any longer."""
