@@ -101,7 +101,7 @@ def test_an_aggregate_is_named(setting, state):
 
 
 def test_every_aggregate_of_ours_can_be_named():
-    ours = {**robust._PLAIN, **robust._MADE}
+    ours = {**robust._WITHOUT_SETTINGS, **robust._WITH_SETTINGS}
 
     assert {state["name"] for _, state in AGGREGATES} == set(ours)
 
