@@ -3,7 +3,7 @@ import re
 import pytest
 
 from fedbranch import AutoRule, InvalidExperiment, Thresholds
-from fedbranch.cli.data_settings import DIGITS_ROWS, DIGITS_WIDTH, NUM_CLASSES, PUBLISHED
+from fedbranch.cli.data_settings import DIGITS_ROWS, DIGITS_WIDTH, IMAGE_SETS, NUM_CLASSES
 from fedbranch.cli.experiment import Experiment, preset_names
 from fedbranch.data import digits, sources
 from fedbranch.errors import MissingData
@@ -117,7 +117,7 @@ def test_the_known_sizes_of_the_data_are_their_real_ones():
 
     assert x.shape == (DIGITS_ROWS, 1, DIGITS_WIDTH, DIGITS_WIDTH)
     assert len(set(y)) == NUM_CLASSES
-    assert all(images.num_classes == NUM_CLASSES for images in PUBLISHED.values())
+    assert all(images.num_classes == NUM_CLASSES for images in IMAGE_SETS.values())
 
 
 def test_a_draw_that_does_not_work_out_is_named(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import fedbranch as fb
 from fedbranch import InvalidExperiment
 from fedbranch.cli.experiment import NOT_IN_OLDER_EXPERIMENTS, Experiment
+from fedbranch.core import robust
 from fedbranch.core.robust import aggregate_to_state
 from fedbranch.server.options import ServerOptions
 
@@ -72,30 +73,37 @@ def test_a_setting_is_an_option_of_the_server(top, tables, expected):
     assert Experiment.from_json(as_json) == experiment
 
 
-@pytest.mark.parametrize(
-    ("setting", "state"),
-    [
-        ('"weighted_mean"', {"name": "weighted_mean", "settings": {}}),
-        ('"median"', {"name": "median", "settings": {}}),
-        (
-            '{ name = "trimmed_mean", share = 0.1 }',
-            {"name": "trimmed_mean", "settings": {"share": 0.1}},
-        ),
-        (
-            '{ name = "multi_krum", num_attackers = 1 }',
-            {"name": "multi_krum", "settings": {"num_attackers": 1, "num_kept": None}},
-        ),
-        (
-            '{ name = "multi_krum", num_attackers = 1, num_kept = 2 }',
-            {"name": "multi_krum", "settings": {"num_attackers": 1, "num_kept": 2}},
-        ),
-    ],
-)
+# In TOML, and as checkpoints and run folders name it.
+AGGREGATES = [
+    ('"weighted_mean"', {"name": "weighted_mean", "settings": {}}),
+    ('"median"', {"name": "median", "settings": {}}),
+    (
+        '{ name = "trimmed_mean", share = 0.1 }',
+        {"name": "trimmed_mean", "settings": {"share": 0.1}},
+    ),
+    (
+        '{ name = "multi_krum", num_attackers = 1 }',
+        {"name": "multi_krum", "settings": {"num_attackers": 1, "num_kept": None}},
+    ),
+    (
+        '{ name = "multi_krum", num_attackers = 1, num_kept = 2 }',
+        {"name": "multi_krum", "settings": {"num_attackers": 1, "num_kept": 2}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("setting", "state"), AGGREGATES)
 def test_an_aggregate_is_named(setting, state):
     experiment = parsed(f"aggregate = {setting}")
 
     assert aggregate_to_state(experiment.options().aggregate) == state
     assert Experiment.from_json(json.loads(json.dumps(experiment.to_json()))) == experiment
+
+
+def test_every_aggregate_of_ours_can_be_named():
+    ours = {**robust._WITHOUT_SETTINGS, **robust._WITH_SETTINGS}
+
+    assert {state["name"] for _, state in AGGREGATES} == set(ours)
 
 
 def test_a_cache_on_disk_has_its_folder_where_the_command_is_called(tmp_path, monkeypatch):

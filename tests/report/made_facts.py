@@ -57,6 +57,7 @@ def made_run(
         "rounds_planned": rounds,
         "is_complete": True,
         "how_to_go_on": None,
+        "measured_on": "held-out data",
         "metrics": METRICS,
         "clients": {
             "ids": ids,
@@ -170,8 +171,14 @@ def made_series(nodes, evaluated, num_clients, rng):
         clients = {"accuracy": [curve(evaluated, float(c)) for c in ceilings]}
         clients["loss"] = [[round(1.01 - v, 4) for v in row] for row in clients["accuracy"]]
     plain = curve(evaluated, 0.76)
+    overall = curve(evaluated, 0.9)
     return {
         "rounds": evaluated,
+        "num_clusters": [
+            sum(node["born"] < r <= (node["split_in_round"] or 10**9) for node in nodes)
+            for r in evaluated
+        ],
+        "overall": {"accuracy": overall, "loss": [round(1.01 - v, 4) for v in overall]},
         "nodes": {"accuracy": by_node, "loss": losses},
         "clients": clients,
         "plain": {

@@ -1,6 +1,7 @@
 """A split is made only if it pays for the clients."""
 
 import numpy as np
+import pytest
 
 from fedbranch import AutoRule, Evidence
 from rules.bowls import Bowls, verdicts
@@ -16,6 +17,51 @@ def test_a_split_that_does_not_pay_is_not_made():
     assert len(server.clusters) == 1
     reasons = [d.reason for r in records for d in r.decisions]
     assert any("does not pay" in reason for reason in reasons)
+
+
+def proposal_of(*groups_of_gains):
+    """Evidence of groups whose clients measured these gains; their updates do not contradict."""
+    rng = np.random.default_rng(0)
+    gains = {
+        f"{g}-{n}": gain for g, own in enumerate(groups_of_gains) for n, gain in enumerate(own)
+    }
+    updates = (1 + 0.3 * rng.normal(size=(len(gains), 50))).astype(np.float32)
+    return Evidence(
+        node_id=0,
+        round=3,
+        client_ids=tuple(gains),
+        updates=updates,
+        weights=np.ones(len(gains)),
+        mean_update=updates.mean(axis=0),
+        num_members=len(gains),
+        rounds_trained=2,
+        rounds_held=1,
+        rounds_since_hold=None,
+        asked_for_halves=True,
+        proposal=tuple(tuple(i for i in gains if i[0] == str(g)) for g in range(2)),
+        losses={i: (1.0, 1.0 - gain) for i, gain in gains.items()},
+    )
+
+
+FEW_GAIN = ([0.1, 0.2], [0.3, 0.4])  # p = 1 / 16
+ONE_GROUP_LOSES = ([0.1 * n for n in range(1, 15)], [-0.01, -0.02, -0.03])
+NO_CLIENT_GAINS = ([-0.1, -0.2, -0.3], [-0.4, -0.5, -0.6])
+
+
+@pytest.mark.parametrize(
+    ("gains", "not_met"),
+    [
+        (FEW_GAIN, "p of at most 0.05"),
+        (ONE_GROUP_LOSES, "a gain of the median client in every group"),
+        (NO_CLIENT_GAINS, "p of at most 0.05 and a gain of the median client in every group"),
+    ],
+)
+def test_a_split_that_does_not_pay_names_the_condition_that_failed(gains, not_met):
+    decision = AutoRule().examine(proposal_of(*gains))
+
+    assert decision.verdict == "train"
+    assert "a split does not pay" in decision.reason
+    assert decision.reason.endswith(f"; not met: {not_met}")
 
 
 def test_without_losses_groups_that_the_halves_confirm_are_split():

@@ -80,6 +80,39 @@ def test_an_edge_on_disk_gives_the_same_bits_as_one_in_memory(tmp_path):
     np.testing.assert_allclose(in_memory, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", ">f4"])
+def test_rows_that_are_not_float32_are_refused_where_the_edge_is_made(dtype):
+    """Such an edge could be saved, but not loaded again."""
+    rows = np.ones((1, 3), dtype=dtype)
+
+    with pytest.raises(TypeError, match=rf"are {rows.dtype}; .*astype\(np.float32\)"):
+        Edge(["a"], rows, dim=3)
+
+
+class HalfPrecision(Edge):
+    """Hold rows as float16, as a user might write it."""
+
+    def __init__(self, client_ids, rows):
+        super().__init__(client_ids, np.broadcast_to(np.float32(0), rows.shape), dim=rows.shape[1])
+        self._held = rows.astype(np.float16)
+
+    def __getitem__(self, client_id):
+        return self._held[self.row(client_id)].astype(np.float32)
+
+    def blocks(self, num_rows):
+        for first in range(0, len(self), num_rows):
+            yield self._held[first : first + num_rows].astype(np.float32)
+
+
+def test_a_subclass_can_hold_less_than_float32():
+    rows = np.float32([[1, 2, 2], [-3, 0, 4]])
+    edge = HalfPrecision(["a", "b"], rows)
+
+    assert np.array_equal(np.stack(list(edge.values())), rows)
+    expected = Edge(["a", "b"], rows, dim=3).similarities(scaled_for_cosines(rows))
+    assert np.array_equal(edge.similarities(scaled_for_cosines(rows)), expected)
+
+
 def test_an_empty_edge_is_an_empty_mapping():
     assert dict(Edge()) == {}
     assert not make_edge(InMemory(), {"a": None})

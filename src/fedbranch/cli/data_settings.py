@@ -26,11 +26,11 @@ from fedbranch.data import (
 from fedbranch.data.federation import Partition
 from fedbranch.data.sources.images import CIFAR10, FASHION_MNIST, MNIST
 
-__all__ = ["DIGITS_ROWS", "DIGITS_WIDTH", "NUM_CLASSES", "PUBLISHED", "Data"]
+__all__ = ["DIGITS_ROWS", "DIGITS_WIDTH", "IMAGE_SETS", "NUM_CLASSES", "Data"]
 
 # Known without loading the data, so that a mistake is found at once.
 DIGITS_ROWS, DIGITS_WIDTH = 1797, 8
-PUBLISHED = {images.name: images for images in (MNIST, FASHION_MNIST, CIFAR10)}
+IMAGE_SETS = {images.name: images for images in (MNIST, FASHION_MNIST, CIFAR10)}
 NUM_CLASSES = 10  # of each of them
 LABEL_PAIRS = NUM_CLASSES * (NUM_CLASSES - 1) // 2
 
@@ -64,8 +64,8 @@ class Data:
         )
         # Every client needs at least two rows, to train on or to split into two parts.
         num_rows = DIGITS_ROWS
-        if self.source in PUBLISHED:
-            num_rows = PUBLISHED[self.source].published_rows["train"]
+        if self.source in IMAGE_SETS:
+            num_rows = IMAGE_SETS[self.source].published_rows["train"]
         elif self.held_out == "shared":
             num_rows -= round(num_rows * self.test_fraction)
         most = num_rows // 2
@@ -99,7 +99,7 @@ class Data:
     @property
     def image_width(self) -> int:
         """Width and height of an image."""
-        return PUBLISHED[self.source].shape[-1] if self.source in PUBLISHED else DIGITS_WIDTH
+        return IMAGE_SETS[self.source].shape[-1] if self.source in IMAGE_SETS else DIGITS_WIDTH
 
     def clients(self, seed: int, data_dir: Path | None = None) -> dict[str, ClientData]:
         """Make the clients; the data folder is as for :func:`fedbranch.data.mnist`."""
@@ -117,10 +117,10 @@ class Data:
             "quantity-skew": partial(quantity_skew, ratio=self.ratio),
         }
         test = None
-        if self.source in PUBLISHED:
-            x, y = PUBLISHED[self.source].load("train", data_dir)
+        if self.source in IMAGE_SETS:
+            x, y = IMAGE_SETS[self.source].load("train", data_dir)
             if self.held_out == "shared":
-                test = PUBLISHED[self.source].load("test", data_dir)
+                test = IMAGE_SETS[self.source].load("test", data_dir)
         else:
             x, y = digits()
         return federate(

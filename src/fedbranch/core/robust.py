@@ -188,10 +188,10 @@ def aggregate_to_state(aggregate: RobustAggregate) -> JSON:
     >>> aggregate_to_state(trimmed_mean(0.1))
     {'name': 'trimmed_mean', 'settings': {'share': 0.1}}
     """
-    for name, plain in _PLAIN.items():
+    for name, plain in _WITHOUT_SETTINGS.items():
         if aggregate is plain:
             return {"name": name, "settings": {}}
-    for name, (kind, _) in _MADE.items():
+    for name, (kind, _) in _WITH_SETTINGS.items():
         if isinstance(aggregate, kind):
             return {"name": name, "settings": asdict(aggregate)}  # type: ignore[call-overload]  # a dataclass
     name = getattr(aggregate, "__qualname__", type(aggregate).__qualname__)
@@ -207,18 +207,20 @@ def aggregate_from_state(state: JSON) -> RobustAggregate:
         If it is not one of fedbranch's.
     """
     name, settings = state["name"], state["settings"]
-    if settings is None or name not in {**_PLAIN, **_MADE}:
+    if settings is None or name not in {**_WITHOUT_SETTINGS, **_WITH_SETTINGS}:
         raise ValueError(
             f"the aggregate {name!r} is not part of fedbranch and was not saved; pass it when "
             "loading: Server.load(folder, aggregate=...)"
         )
-    return _MADE[name][1](**settings) if name in _MADE else _PLAIN[name]
+    return (
+        _WITH_SETTINGS[name][1](**settings) if name in _WITH_SETTINGS else _WITHOUT_SETTINGS[name]
+    )
 
 
 # What checkpoints, run folders and experiments know by name: functions, and those that are made
 # with settings, by their class and their maker.
-_PLAIN: dict[str, RobustAggregate] = {"weighted_mean": weighted_mean, "median": median}
-_MADE: dict[str, tuple[type, Callable[..., RobustAggregate]]] = {
+_WITHOUT_SETTINGS: dict[str, RobustAggregate] = {"weighted_mean": weighted_mean, "median": median}
+_WITH_SETTINGS: dict[str, tuple[type, Callable[..., RobustAggregate]]] = {
     "trimmed_mean": (_TrimmedMean, trimmed_mean),
     "multi_krum": (_MultiKrum, multi_krum),
 }

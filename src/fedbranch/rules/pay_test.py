@@ -23,7 +23,34 @@ ROUNDS_FOR_FIRST_LOSS = 2
 def split_if_it_pays(
     draft: Draft, *, error_level: float, coverage: float, max_hold_rounds: int
 ) -> Decision:
-    """Decide about the proposal by the losses that clients measured, or wait for more of them."""
+    """Decide about the proposal by the losses that clients measured, or wait for more of them.
+
+    Parameters
+    ----------
+    draft
+        The decision in the making; its evidence has the proposal and the losses.
+    error_level
+        The largest p at which a gain counts.
+    coverage
+        The share of the proposal's clients that must have measured losses.
+    max_hold_rounds
+        The leaf stands still for losses for at most this many rounds.
+
+    Returns
+    -------
+    Decision
+        A split if one of two sets of conditions is met. Claims that were overruled do not count.
+
+        1. The clients gain: p is at most ``error_level``, and the median client of every group
+           gains.
+        2. A minority gains: the largest group has more than half as many clients as those that
+           count, and is not significantly worse off. All other clients gain in each pair of
+           losses, and half updates or a sign test confirm it. The sum of all gains is above zero.
+
+        Otherwise the leaf trains on. The reason says which condition of the first set failed.
+        While losses are missing, the leaf is held. If none come in,
+        :func:`split_without_losses` decides.
+    """
     evidence = draft.evidence
     what = sizes_in_words(evidence.proposal)
     ends_early = _wait_for_losses(draft, what, coverage, max_hold_rounds)
@@ -55,9 +82,14 @@ def split_if_it_pays(
             f"not significantly worse off; {measured}",
             evidence.proposal,
         )
+    not_met = []
+    if draft.measured["p_pays"] > error_level:
+        not_met.append(f"p of at most {error_level:.3g}")
+    if worst <= 0:
+        not_met.append("a gain of the median client in every group")
     return draft.train(
         f"{what}, but a split does not pay: {measured}; in the group that gains least, the median "
-        f"client's loss is lower by {worst:.3g}"
+        f"client's loss is lower by {worst:.3g}; not met: {' and '.join(not_met)}"
     )
 
 

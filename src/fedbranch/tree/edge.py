@@ -46,7 +46,7 @@ class Edge(Mapping[str, Vector]):
     client_ids
         Each once.
     updates
-        What is kept, shape (num_clients, num_kept); None for an edge without clients.
+        What is kept, shape (num_clients, num_kept), float32; None for an edge without clients.
     dim
         Length of the updates themselves.
     read
@@ -59,10 +59,19 @@ class Edge(Mapping[str, Vector]):
     place
         Where the rows are, in words.
 
+    Raises
+    ------
+    TypeError
+        If the rows are not float32: such an edge could be saved, but not loaded again.
+    ValueError
+        If there is not one row for each client.
+
     Notes
     -----
     A cache may return a subclass, as :class:`fedbranch.OnDisk` does. It overrides ``__getitem__``,
-    :meth:`blocks`, :attr:`tensors` and :meth:`discard`.
+    :meth:`blocks`, :attr:`tensors` and :meth:`discard`. Where these make the rows of something
+    else, ``updates`` need not hold them. It may be any float32 array of their shape, such as
+    ``np.broadcast_to(np.float32(0), shape)``.
     """
 
     place = "in memory"
@@ -83,6 +92,11 @@ class Edge(Mapping[str, Vector]):
         matrix.flags.writeable = False
         if matrix.ndim != 2 or len(matrix) != len(row_of):
             raise ValueError(f"{len(row_of)} clients have cached updates of shape {matrix.shape}")
+        if matrix.dtype != np.float32:
+            raise TypeError(
+                f"the rows of an edge are {matrix.dtype}; an edge has float32: convert them with "
+                "rows.astype(np.float32)"
+            )
         self._matrix = matrix
         self._tensors = LastingTensors(lambda: {TENSOR_NAME: matrix}, read=read)
 
@@ -202,6 +216,10 @@ class EdgeCache(Protocol):
     - ``keep`` keeps exactly ``compared`` of each update: for an edge of ``updates``,
       ``edge[client_id]`` equals the row of ``compared`` that belongs to this client.
     - Both have ``num_kept(dim)`` numbers for updates of length ``dim``.
+    - What an edge gives, compares and saves is float32, also if it holds less. An edge that
+      holds something else than float32 rows is a subclass of :class:`fedbranch.Edge`, as that
+      of :class:`fedbranch.OnDisk` is.
+    - ``compared`` keeps finite numbers finite.
     - An edge does not change with the arrays it was made from. It stays what it is until
       :meth:`fedbranch.Edge.discard`, whatever happens to other edges of the cache.
     - An edge goes into checkpoints as :attr:`fedbranch.Edge.tensors` and :attr:`fedbranch.Edge.ids`. ``restore``

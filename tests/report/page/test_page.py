@@ -9,7 +9,9 @@ from importlib.resources import files
 
 import pytest
 
+from fedbranch.report.facts.facts import read_facts
 from fedbranch.report.page.page import SCRIPTS, page_of, write_page
+from report.folders import split_run
 from report.made_facts import made_facts
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "<!--<script>"]
@@ -123,6 +125,28 @@ def test_a_hundred_clients_over_200_rounds_take_less_than_2_mb():
     facts = made_facts(num_clients=100, num_leaves=10, rounds=200)
 
     assert len(page_of(facts).encode()) < 2e6
+
+
+def test_every_drawing_function_of_the_scripts_is_called():
+    """It is a part of the page, or another function calls it; otherwise nothing would show."""
+    assets = files("fedbranch.report.page") / "assets"
+    scripts = "\n".join((assets / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = set(re.findall(r"\w+", re.search(r"const PARTS = \[(.*?)\]", scripts, re.S)[1]))
+    drawing = set(re.findall(r"^function (draw[A-Z]\w*)", scripts, re.M))
+    called = set(re.findall(r"(?<!function )\b(draw[A-Z]\w*)\(", scripts))
+
+    assert parts <= drawing
+    assert drawing - called <= parts
+
+
+def test_made_facts_have_the_fields_of_those_that_are_read(tmp_path):
+    [made], [read] = made_facts()["runs"], read_facts([split_run(tmp_path)])["runs"]
+
+    assert made.keys() == read.keys()
+    for name in ("clients", "truth", "series"):
+        assert made[name].keys() == read[name].keys(), name
+    for name in ("metrics", "nodes", "decisions", "similarities"):
+        assert made[name][0].keys() == read[name][0].keys(), name
 
 
 def test_other_schemas_are_refused():

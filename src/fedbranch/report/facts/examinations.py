@@ -22,6 +22,7 @@ VERDICTS = {
 WORDS: dict[str, Callable[[float], str]] = {
     "num_answered": lambda v: f"{v:g} clients answered",
     "num_halved": lambda v: f"{v:g} of them with half updates",
+    "num_members": lambda v: f"{v:g} clients are in the cluster",
     "mean_norm": lambda v: f"the mean update is {v:.3g} long",
     "max_norm": lambda v: f"the longest update {v:.3g}",
     "noise": lambda v: f"noise is {v:.2f} times a client's signal (the paper's γ)",
@@ -39,11 +40,15 @@ WORDS: dict[str, Callable[[float], str]] = {
     "mean_gain": lambda v: f"apart, a client's loss is lower by {v:.3g}",
     "share_better": lambda v: f"{v:.0%} of the clients are better off",
     "worst_group_gain": lambda v: f"the group that gains least gains {v:.3g}",
+    "num_overruled": lambda v: f"the claims of {v:g} clients to lose do not count",
     "p_pays": lambda v: f"p = {v:.1g} that it only seems to pay",
     "p_worse": lambda v: f"p = {v:.1g} that it only seems to be worse",
     "cross_similarity": lambda v: f"the best split has cross-similarity {v:.3f}",
     "separation_gap": lambda v: f"the groups' separation gap is {v:.2f} (the paper's g)",
     "tolerated_noise": lambda v: f"and would tolerate noise up to {v:.3f}",
+    "smaller_side": lambda v: f"its smaller side has {v:g} clients",
+    "similarity_error": lambda v: f"similarities of sketches are off by about {v:.2g}",
+    "num_compared_in_full": lambda v: f"{v:g} pairs of updates were compared in full",
 }
 
 
