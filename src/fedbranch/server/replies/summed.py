@@ -15,6 +15,7 @@ import heapq
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,19 +111,21 @@ class Held:
     weight: float
     whole: WholeUpdate
 
-    @property
-    def key(self) -> tuple[float, int]:
-        """By what it is compared with others."""
-        return _key(self.client_id, self.weight)
+    @cached_property
+    def tie_break(self) -> int:
+        """Decides between equal weights."""
+        return _tie_break(self.client_id)
 
     def __lt__(self, other: Held) -> bool:
-        return self.key < other.key
+        if self.weight != other.weight:
+            return self.weight < other.weight
+        return self.tie_break < other.tie_break
 
 
-def _key(client_id: str, weight: float) -> tuple[float, int]:
+def _tie_break(client_id: str) -> int:
     # Which of equal weights is held must not depend on the order of the replies. A digest decides
     # and not the id: replies in the order of their ids would displace each other one by one.
-    return weight, zlib.crc32(client_id.encode("utf-8", "surrogatepass"))
+    return zlib.crc32(client_id.encode("utf-8", "surrogatepass"))
 
 
 class Heaviest:
@@ -145,7 +148,10 @@ class Heaviest:
         """Return whether an update of this weight would be held back now."""
         if len(self._heap) < self.most:
             return True
-        return bool(self._heap) and self._heap[0].key < _key(client_id, weight)
+        if not self._heap or weight < self._heap[0].weight:
+            return False  # nearly always
+        lightest = self._heap[0]
+        return weight > lightest.weight or _tie_break(client_id) > lightest.tie_break
 
     def hold(self, held: Held) -> Held | None:
         """Hold an update back, and return the one that need not be held any longer."""
