@@ -166,37 +166,40 @@ class Intake:
         dict
             Client id -> why its reply cannot be used, for those that cannot.
         """
+        found = self._situation.tree.positions.of_all(batch.client_ids)
         if not isinstance(batch.vectors, Differences):
-            return self._take_batch(batch)
+            return self._take_batch(batch, found)
         refused: dict[str, str] = {}
         taken: set[int] = set()
         if isinstance(self._receiver, SummingReceiver):
-            claims = self._receiver.raw_claims(batch, batch.vectors)
+            claims = self._receiver.raw_claims(batch, batch.vectors, found)
             if claims is not None:
                 # The heaviest first: what is lighter than those held back can be added raw.
                 held = self._receiver.likely_held(batch, claims)
                 if held:
-                    refused |= self._take_batch(batch.written(held), notes_refused=False)
+                    some = replace(batch.written(held), refused={})
+                    refused |= self._take_batch(some, [found[row] for row in held])
                     taken.update(held)
                 taken |= self._take_raw(self._receiver, batch, batch.vectors, claims, taken)
         rest = sorted(set(range(len(batch))).difference(taken))
         if rest or batch.refused:  # hardly ever
-            refused |= self._take_batch(batch.written(rest))
+            refused |= self._take_batch(batch.written(rest), [found[row] for row in rest])
         return refused
 
-    def _take_batch(self, batch: UpdateBatch, *, notes_refused: bool = True) -> dict[str, str]:
+    def _take_batch(self, batch: UpdateBatch, found: Sequence[int | None]) -> dict[str, str]:
         """Check the replies of a batch, and take those that can be used.
 
-        Its driver's own refusals are noted once, even if it is taken in parts.
+        Parameters
+        ----------
+        batch
+            Its updates are in arrays.
+        found
+            The node of each client, if it is known.
         """
-        if not notes_refused:
-            batch = replace(batch, refused={})
         usable, refused = check_batch(batch, self._situation.expected)
         for client_id in refused.keys() - batch.refused.keys():  # as when it comes alone
             refused[client_id] = self._why_not_asked(batch, client_id) or refused[client_id]
-        ids = list(usable)
-        nodes = dict(zip(ids, self._situation.tree.positions.of_all(ids), strict=True))
-        return self._take(usable, nodes, refused)
+        return self._take(usable, dict(zip(batch.client_ids, found, strict=True)), refused)
 
     def _why_not_asked(self, batch: UpdateBatch, client_id: str) -> str | None:
         """Return why a client may not reply to this task at all; None if it may."""

@@ -161,10 +161,19 @@ class SummingReceiver:
 
     # Updates that are added straight from their messages
 
-    def raw_claims(self, batch: UpdateBatch, updates: Differences) -> RawClaims | None:
+    def raw_claims(
+        self, batch: UpdateBatch, updates: Differences, found: Sequence[int | None]
+    ) -> RawClaims | None:
         """Find the replies of a batch that have nothing unusual; None if it has none such.
 
         The checks one by one say what is wrong with the others, if anything is.
+
+        Parameters
+        ----------
+        batch, updates
+            The replies, and their updates in their messages.
+        found
+            The node of each client, if it is known.
         """
         situation, expected = self._situation, self._situation.expected
         if (
@@ -174,14 +183,13 @@ class SummingReceiver:
             or updates.shape[1] != expected.num_params
         ):
             return None
-        nodes = situation.tree.positions.of_all(batch.client_ids)
-        leaf_id, buffers = nodes[0], self._plain_buffers(batch)
+        leaf_id, buffers = found[0], self._plain_buffers(batch)
         if leaf_id is None or buffers is None or not situation.tree[leaf_id].is_leaf:
             return None
         lengths = block_lengths(buffers)
         is_good = is_sane(lengths)
         claims = {}
-        for row, (client_id, node_id) in enumerate(zip(batch.client_ids, nodes, strict=True)):
+        for row, (client_id, node_id) in enumerate(zip(batch.client_ids, found, strict=True)):
             if (
                 node_id == leaf_id
                 and is_good[row]
