@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from core.made_updates import some_updates
 from fedbranch.core.exact_sum.block_norms import extents
 from fedbranch.core.exact_sum.raw_updates import Differences
-from fedbranch.core.exact_sum.total import ExactSum, can_be_added_plain
+from fedbranch.core.exact_sum.total import ExactSum
 from fedbranch.core.exact_sum.unit_sum import CARRY
 from fedbranch.core.geometry import weighted_mean
 from fedbranch.core.projection import Projection
@@ -354,40 +354,6 @@ def test_raw_updates_have_the_same_lengths_as_written_ones(machine_code):
 
     np.testing.assert_array_equal(np.sqrt(measured.sum(axis=1)), extents(updates).lengths)
     np.testing.assert_array_equal(np.sqrt(measured.max(axis=1)), extents(updates).strongest)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_it_is_known_before_which_raw_updates_are_added(machine_code, seed):
-    machine_code(True)
-    rng = np.random.default_rng(seed)
-    updates, before = some_updates(40, 3000, spread=1.0), np.zeros(3000, np.float32)
-    updates[rng.permutation(40)[:6]] *= np.float32([[1e-14], [1e-11], [1e8], [1e17], [0], [np.nan]])
-    there, updates = raw(updates, [1000, 2000], before)
-    longest = [np.inf, float(np.nanmedian(extents(updates).lengths))][seed % 2]
-    total = ExactSum(3000, Projection(dim=3000, size=16))
-
-    before_it = can_be_added_plain(there, longest)
-    found = total.add_plain(there, np.ones(40), longest)
-
-    assert before_it.tolist() == found.is_added.tolist()
-    assert 0 < before_it.sum() < 40
-
-
-def test_an_update_of_the_largest_length_is_added_if_that_was_promised(machine_code):
-    machine_code(True)
-    dim = 16 * 1024
-    update = np.zeros((1, dim), np.float32)
-    update[0, 1023::1024] = 2.0**-27  # their squares are lost in a sum of another order
-    update[0, -1] = 1
-    there, _ = raw(update, [dim], np.zeros(dim, np.float32))
-    for steps in range(-40, 40):
-        longest = (1 + steps * 2.0**-52) / (1 - 1e-9)
-        total = ExactSum(dim, Projection(dim=dim, size=16))
-
-        is_sure = can_be_added_plain(there, longest)
-        found = total.add_plain(there, np.ones(1), longest)
-
-        assert found.is_added[0] or not is_sure[0]
 
 
 def test_raw_updates_that_are_too_long_are_not_added(machine_code):

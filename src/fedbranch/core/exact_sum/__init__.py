@@ -14,7 +14,6 @@ from fedbranch.core.exact_sum.raw_updates import Differences
 from fedbranch.core.exact_sum.total import (
     Added,
     ExactSum,
-    can_be_added_plain,
     can_be_added_whole,
 )
 from fedbranch.core.exact_sum.units import (
@@ -42,7 +41,6 @@ __all__ = [
     "Differences",
     "ExactSum",
     "Extent",
-    "can_be_added_plain",
     "can_be_added_whole",
     "extents",
     "is_plain",

@@ -45,7 +45,7 @@ from fedbranch.core.exact_sum.units import (
 )
 from fedbranch.core.projection import Projection
 
-__all__ = ["Added", "ExactSum", "can_be_added_plain", "can_be_added_whole"]
+__all__ = ["Added", "ExactSum", "can_be_added_whole"]
 
 # Whole weights up to this multiply updates that are rounded already: times 2**40 units each,
 # several of them are still exact.
@@ -85,13 +85,6 @@ def can_be_added_whole(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return which weights multiply updates that are rounded already, as most weights do."""
     is_whole: NDArray[np.bool_] = (weights <= LARGEST_WHOLE_WEIGHT) & (weights == np.rint(weights))
     return is_whole
-
-
-def can_be_added_plain(updates: Differences, longest: float = math.inf) -> NDArray[np.bool_]:
-    """Return which updates :meth:`ExactSum.add_plain` certainly adds, whatever was added before."""
-    is_plain: NDArray[np.bool_] = plain_units_of(strongest_of(updates.squares)) != NO_UNIT
-    # With room, as add_plain sums the squares in another order.
-    return is_plain & (lengths_of(updates.squares) <= longest * NEARLY * NEARLY)
 
 
 class ExactSum:
