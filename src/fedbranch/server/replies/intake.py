@@ -74,8 +74,9 @@ class Intake:
         """Take no more, since the round is made of what is here; if that fails, go on taking."""
         with self._lock:
             self._is_closed = True
-            self._all_are_in.wait_for(lambda: not self._num_taking_in)
         try:
+            with self._lock:  # an interrupt while it waits opens the intake again, too
+                self._all_are_in.wait_for(lambda: not self._num_taking_in)
             yield
         except BaseException:
             self._is_closed = False
